@@ -1,0 +1,6 @@
+"""`python -m vlprune` is the same program as `vlprune`."""
+
+from vlprune.cli import main
+
+if __name__ == "__main__":
+    main()
