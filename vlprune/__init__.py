@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # names load on first use, so that `vlprune --help` does not wait for torch
     from vlprune import pocket as pocket
-    from vlprune.attach import Pruner as Pruner
-    from vlprune.attach import attach as attach
-    from vlprune.budget import Budget as Budget
+        from vlprune.budget import Budget as Budget
     from vlprune.errors import UnsupportedModel as UnsupportedModel
     from vlprune.methods import DppOnly as DppOnly
     from vlprune.methods import Random as Random
     from vlprune.methods import Script as Script
     from vlprune.methods import get_method as get_method
     from vlprune.methods import list_methods as list_methods
+    from vlprune.pruner import Pruner as Pruner
+    from vlprune.pruner import attach as attach
     from vlprune.record import Record as Record
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "attach": "attach",
-    "Pruner": "attach",
+    "attach": "pruner",
+    "Pruner": "pruner",
     "Budget": "budget",
     "Record": "record",
     "UnsupportedModel": "errors",
@@ -42,7 +42,6 @@ def __getattr__(name: str) -> Any:
     if name == "pocket":
         return import_module("vlprune.pocket")
     if name in _HOME:
-        # `attach` the function shadows `attach` the module, so take it from the module itself
         value = getattr(import_module(f"vlprune.{_HOME[name]}"), name)
         globals()[name] = value
         return value
