@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # names load on first use, so that `vlprune --help` does not wait for torch
     from vlprune import pocket as pocket
-        from vlprune.budget import Budget as Budget
+    from vlprune.budget import Budget as Budget
     from vlprune.errors import UnsupportedModel as UnsupportedModel
     from vlprune.methods import DppOnly as DppOnly
     from vlprune.methods import Random as Random
