@@ -172,12 +172,13 @@ def make_batch(split: str, batch: int, index: int) -> dict[str, Tensor]:
     kinds = torch.full((batch, 2 * TURNS), -1)
     captions = torch.full((batch, CAPTION_LENGTH), PAD)
     for row, scene in enumerate(drawn):
-        dice, line, slot = Dice(f"turns {scene.name}"), [], 0
+        dice, line, slot, before = Dice(f"turns {scene.name}"), [], 0, set()
         for _ in range(TURNS):
             kind = dice.pick((*KINDS, "count", "digit"))  # the two that take longest to learn come twice
             question = ask(dice, scene, kind)
-            if question is None:
+            if question is None or question.text in before:  # an answer already given would only be copied
                 continue
+            before.add(question.text)
             line += [*ids(question.text), WORD_ID["assistant:"], WORD_ID[question.answer], EOS, WORD_ID["user:"]]
             asked[row, slot : slot + 2] = torch.tensor([len(line) - 4, len(line) - 3])
             answers[row, slot : slot + 2] = torch.tensor([WORD_ID[question.answer], EOS])
