@@ -222,6 +222,8 @@ def _count(dice: Dice, things: Sequence[Thing]) -> Question | None:
     values: Sequence[str] = [t.shape if by_shape else t.color for t in things]
     value = dice.pick((SHAPES if by_shape else COLORS) if dice.random() < 0.15 else values)
     about = tuple(i for i, v in enumerate(values) if v == value)
+    if len(about) > 9:  # answers are one word, and numbers one digit
+        return None
     what = f"{value}s" if by_shape else f"{value} things"
     return Question("count", f"how many {what} are there ?", str(len(about)), about)
 
