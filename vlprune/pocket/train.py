@@ -44,7 +44,7 @@ SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "<image>")
 PAD, UNK, BOS, EOS, IMAGE = range(5)
 WORDS = [*SPECIAL, "user:", "assistant:", *vocabulary()]
 WORD_ID = {word: i for i, word in enumerate(WORDS)}
-TEXT_LENGTH = 104  # eight turns
+TEXT_LENGTH = 112  # eight turns of at most fourteen words
 CAPTION_LENGTH = 24
 TURNS = 8
 
