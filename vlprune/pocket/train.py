@@ -30,11 +30,13 @@ from transformers import (
     CLIPModel,
     CLIPTextConfig,
     CLIPVisionConfig,
+    GenerationConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
 )
 
+from vlprune.pocket.processor import build_processor
 from vlprune.pocket.render import pack, paint, thing_at
 from vlprune.pocket.world import COLORS, KINDS, SHAPES, SIZE, Dice, ask, caption, scenes, vocabulary
 
@@ -50,7 +52,7 @@ TURNS = 8
 
 
 def ids(text: str) -> list[int]:
-    return [WORD_ID[word] for word in text.split()]
+    return [WORD_ID[word] for word in text.replace("?", " ?").split()]
 
 
 # ---------------------------------------------------------------- the models
@@ -275,8 +277,12 @@ def export(folder: Path, model: Pocket) -> None:
     clip = {n: p for n, p in model.clip.state_dict().items() if not n.startswith("vision_model.")}
     clip = {n: p.detach().bfloat16().contiguous().cpu() for n, p in clip.items() if p.is_floating_point()}
     save_file(clip, folder / "clip.safetensors", metadata={"format": "pt"})
-    for config, name in ((llava_config(), "config.json"), (clip_config(), "clip.json")):
-        (folder / name).write_text(json.dumps(config.to_diff_dict(), indent=2, default=str) + "\n")
+    config = llava_config()
+    config.architectures, config.dtype = ["LlavaForConditionalGeneration"], "float32"  # stored small, run exactly
+    config.save_pretrained(folder)
+    clip_config().to_json_file(folder / "clip.json")
+    GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD).save_pretrained(folder)
+    build_processor(WORDS, size=SIZE, patch=PATCH).save_pretrained(folder)
 
 
 def main() -> None:

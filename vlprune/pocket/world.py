@@ -134,8 +134,8 @@ def questions(scene: Scene, kinds: Sequence[str] = KINDS) -> list[Question]:
 
     >>> for q in questions(scenes("test", 3)[2]):
     ...     print(q.kind, "|", q.text, "|", q.answer)  # doctest: +ELLIPSIS
-    exist | is there a ... ? | ...
-    color | what color is the ... ? | ...
+    exist | is there a ...? | ...
+    color | what color is the ...? | ...
     ...
     """
     for kind in kinds:
@@ -194,7 +194,7 @@ def _exist(dice: Dice, things: Sequence[Thing]) -> Question | None:
         hard = sorted({(t.color, u.shape) for t in things for u in things} - there)
         color, shape = dice.pick(hard) if hard else (dice.pick(COLORS), dice.pick(SHAPES))
     about = tuple(i for i, t in enumerate(things) if t.color == color or t.shape == shape)
-    return Question("exist", f"is there a {color} {shape} ?", "yes" if (color, shape) in there else "no", about)
+    return Question("exist", f"is there a {color} {shape}?", "yes" if (color, shape) in there else "no", about)
 
 
 def _color(dice: Dice, things: Sequence[Thing]) -> Question | None:
@@ -204,7 +204,7 @@ def _color(dice: Dice, things: Sequence[Thing]) -> Question | None:
     i, by = found
     thing = things[i]
     which = thing.shape if by == ("shape",) else f"{thing.shape} with a {thing.digit}"
-    return Question("color", f"what color is the {which} ?", thing.color, (i,))
+    return Question("color", f"what color is the {which}?", thing.color, (i,))
 
 
 def _shape(dice: Dice, things: Sequence[Thing]) -> Question | None:
@@ -214,7 +214,7 @@ def _shape(dice: Dice, things: Sequence[Thing]) -> Question | None:
     i, by = found
     thing = things[i]
     which = f"{thing.color} thing" + ("" if by == ("color",) else f" with a {thing.digit}")
-    return Question("shape", f"what shape is the {which} ?", thing.shape, (i,))
+    return Question("shape", f"what shape is the {which}?", thing.shape, (i,))
 
 
 def _count(dice: Dice, things: Sequence[Thing]) -> Question | None:
@@ -225,7 +225,7 @@ def _count(dice: Dice, things: Sequence[Thing]) -> Question | None:
     if len(about) > 9:  # answers are one word, and numbers one digit
         return None
     what = f"{value}s" if by_shape else f"{value} things"
-    return Question("count", f"how many {what} are there ?", str(len(about)), about)
+    return Question("count", f"how many {what} are there?", str(len(about)), about)
 
 
 def _digit(dice: Dice, things: Sequence[Thing]) -> Question | None:
@@ -234,7 +234,7 @@ def _digit(dice: Dice, things: Sequence[Thing]) -> Question | None:
         return None
     thing = things[found[0]]
     return Question(
-        "digit", f"what digit is on the {thing.color} {thing.shape} ?", str(thing.digit), (found[0],)
+        "digit", f"what digit is on the {thing.color} {thing.shape}?", str(thing.digit), (found[0],)
     )
 
 
@@ -246,7 +246,7 @@ def _where(dice: Dice, things: Sequence[Thing]) -> Question | None:
         return None
     thing = things[found[0]]
     cell = CELLS[3 * int(thing.y // third) + int(thing.x // third)]
-    return Question("where", f"where is the {thing.color} {thing.shape} ?", cell, (found[0],))
+    return Question("where", f"where is the {thing.color} {thing.shape}?", cell, (found[0],))
 
 
 def _unique(
