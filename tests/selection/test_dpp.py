@@ -1,0 +1,316 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlprune.selection import greedy_map, greedy_map_features, query_kernel
+from vlprune.selection.dpp import _matrix_rows, greedy
+
+from . import reference
+
+EXACT = settings(derandomize=True, deadline=None, max_examples=40)
+KINDS = ["s_prime", "s"]
+
+
+def kernel_tensor(*seeds, n, rank=None):
+    return torch.tensor(np.stack([reference.random_kernel(s, n, rank) for s in seeds])).float()
+
+
+def image(seed, B, n, d):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(B, n, d, generator=g), 0.2 + 0.8 * torch.rand(B, n, generator=g)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 9), d=st.integers(1, 6))
+def test_kernel_matches_the_reference(kind, seed, n, d):
+    x, r = image(seed, 2, n, d)
+    got = query_kernel(x, r, kind=kind)
+    for b in range(2):
+        want = reference.query_kernel(x[b].double().tolist(), r[b].double().tolist(), kind)
+        torch.testing.assert_close(got[b].double(), torch.tensor(want).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernel_diagonal_is_exact_and_zero_vectors_are_zero(kind):
+    x, r = image(0, 1, 40, 300)
+    x[0, 3] = 0
+    kernel = query_kernel(x, r, kind=kind)
+    want = r * r if kind == "s_prime" else r.clone()
+    want[0, 3] = 0
+    assert torch.equal(kernel.diagonal(dim1=1, dim2=2), want)
+    assert not kernel[0, 3].any()
+    assert torch.equal(kernel, kernel.mT)
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 7), eps=st.sampled_from([0.0, 1e-6]))
+def test_each_step_is_the_best_single_step(seed, n, eps):
+    kernel = kernel_tensor(seed, seed + 1, n=n)
+    got = greedy_map(kernel, n, eps=eps).tolist()
+    for b, order in enumerate(got):
+        for t in range(n):
+            chosen = [*order[:t], order[t]]
+            best = max(reference.det(kernel[b], [*order[:t], i]) for i in range(n) if i not in order[:t])
+            assert reference.det(kernel[b], chosen) >= best * (1 - 1e-4) - 1e-12
+        assert sorted(order) == list(range(n))
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 12), data=st.data())
+def test_greedy_matches_brute_force(seed, n, data):
+    k = data.draw(st.integers(1, n))
+    kernel = kernel_tensor(seed, seed + 1, n=n)
+    assert greedy_map(kernel, k).tolist() == [reference.greedy(m.double().tolist(), k) for m in kernel]
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 10), data=st.data())
+def test_candidates_go_first_and_the_rest_follows(seed, n, data):
+    c = data.draw(st.integers(1, n))
+    k = data.draw(st.integers(1, n))
+    lists = [data.draw(st.permutations(range(n)))[:c] for _ in range(2)]
+    x, r = image(seed, 2, n, n + 2)
+    kernel = query_kernel(x, r)
+    want = [reference.greedy(m.double().tolist(), k, set(c)) for m, c in zip(kernel, lists)]
+    assert greedy_map(kernel, k, candidates=torch.tensor(lists)).tolist() == want
+    assert greedy_map_features(x, r, k, candidates=torch.tensor(lists)).tolist() == want
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [3, 40, 90])  # one row at a time, and the block
+def test_features_path_is_the_kernel_path(kind, k):
+    x, r = image(5, 3, 90, 128)
+    want = greedy_map(query_kernel(x, r, kind=kind), k, eps=1e-5)
+    assert torch.equal(greedy_map_features(x, r, k, kind=kind, eps=1e-5), want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_one_at_a_time_are_rows_of_the_kernel(kind):
+    x, r = image(9, 4, 100, 12)
+    x = x + 1.0  # similar tokens, so that a wrong row shows
+    assert torch.equal(
+        greedy_map_features(x, r, 12, kind=kind), greedy_map(query_kernel(x, r, kind=kind), 12)
+    )
+
+
+def test_kernels_choose_differently():
+    x, r = image(5, 1, 60, 16)
+    assert not torch.equal(greedy_map_features(x, r, 8), greedy_map_features(x, r, 8, kind="s"))
+
+
+def test_a_prefix_answers_a_smaller_budget():
+    x, r = image(1, 2, 70, 24)
+    kernel = query_kernel(x, r)
+    longest = greedy_map(kernel, 70)
+    for k in (1, 2, 5, 23, 24, 25, 26, 60):
+        assert torch.equal(greedy_map(kernel, k), longest[:, :k])
+        assert torch.equal(greedy_map_features(x, r, k), longest[:, :k])
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 8))
+def test_the_gains_multiply_to_the_determinant(seed, n):
+    kernel = kernel_tensor(seed, n=n)
+    order, gains = greedy(kernel.diagonal(dim1=1, dim2=2), _matrix_rows(kernel), n, 0.0)
+    for t in range(1, n + 1):
+        want = reference.det(kernel[0], order[0, :t].tolist())
+        assert float(gains[0, :t].double().prod()) == pytest.approx(want, rel=2e-3, abs=1e-6)
+    assert (gains[:, 1:] <= gains[:, :-1] * (1 + 1e-5)).all()
+
+
+def test_eps_enters_as_written():
+    kernel = torch.tensor([[[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.1]]])
+    for eps in (0.0, 1e-3):
+        _, gains = greedy(kernel.diagonal(dim1=1, dim2=2), _matrix_rows(kernel), 2, eps)
+        torch.testing.assert_close(gains, torch.tensor([[1.0, 1 - 0.25 / (1 + eps)]]), rtol=1e-6, atol=0)
+
+
+def test_permuted_tokens_give_permuted_choices():
+    x, r = image(2, 1, 50, 64)
+    p = torch.randperm(50, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(p[greedy_map_features(x[:, p], r[:, p], 20)], greedy_map_features(x, r, 20))
+
+
+@pytest.mark.parametrize("scale", [1e-12, 3.7, 1e12])
+def test_scale_of_the_kernel_does_not_matter(scale):
+    kernel = kernel_tensor(1, n=20, rank=9)
+    assert torch.equal(greedy_map(kernel * scale, 20), greedy_map(kernel, 20))
+
+
+def test_a_batch_is_its_images_one_by_one():
+    x, r = image(8, 5, 60, 32)
+    together = greedy_map_features(x, r, 30)
+    for b in range(5):
+        assert torch.equal(greedy_map_features(x[b : b + 1], r[b : b + 1], 30), together[b : b + 1])
+
+
+class TestDegenerate:
+    """Where v² is nothing but rounding, the order is by the diagonal, then by index."""
+
+    def test_identical_tokens_go_in_index_order(self):
+        x = torch.randn(1, 1, 300, generator=torch.Generator().manual_seed(1)).expand(2, 50, 300)
+        r = torch.ones(2, 50)
+        for order in (greedy_map(query_kernel(x, r), 50), greedy_map_features(x, r, 50)):
+            assert order.tolist() == [list(range(50))] * 2
+        assert greedy_map_features(x, r, 4).tolist() == [[0, 1, 2, 3]] * 2
+
+    def test_duplicates_lose_to_everything_new(self):
+        x, _ = image(3, 1, 12, 64)
+        x = x.repeat(1, 3, 1)
+        order = greedy_map_features(x, torch.ones(1, 36), 36)[0].tolist()
+        assert sorted(order[:12]) == list(range(12))  # each token once, its first copy
+        assert order[12:] == list(range(12, 36))
+
+    @pytest.mark.parametrize("rank", [1, 2, 5, 16])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_beyond_the_rank_relevance_decides(self, rank, kind):
+        x, r = image(4, 2, 64, rank)
+        order = greedy_map_features(x, r, 64, kind=kind)
+        assert torch.equal(greedy_map(query_kernel(x, r, kind=kind), 64), order)
+        for b in range(2):
+            row = order[b].tolist()
+            assert sorted(row) == list(range(64))
+            left = sorted(row[rank:], key=lambda i: -r[b, i].item())
+            assert row[rank:] == left
+
+    def test_equal_relevance_beyond_the_rank_goes_by_index(self):
+        x, _ = image(4, 1, 64, 3)
+        order = greedy_map_features(x, torch.ones(1, 64), 64)[0].tolist()
+        assert order[0] == 0
+        assert order[3:] == sorted(order[3:])
+
+    def test_no_relevance_at_all(self):
+        x, r = image(4, 1, 9, 3)
+        assert greedy_map_features(x, r * 0, 9).tolist() == [list(range(9))]
+        assert greedy_map(torch.zeros(1, 9, 9), 9).tolist() == [list(range(9))]
+        assert greedy_map(torch.zeros(1, 9, 9), 9, eps=0.0).tolist() == [list(range(9))]
+
+    def test_zero_vectors_come_last(self):
+        x, r = image(4, 1, 10, 20)
+        x[0, [2, 5]] = 0
+        r[0, 2] = r[0, 5] = 1
+        assert greedy_map_features(x, r, 10)[0, 8:].tolist() == [2, 5]
+
+    def test_irrelevant_candidates_do_not_blunt_the_rest(self):
+        x, r = image(6, 1, 17, 40)
+        x, r = torch.cat([x, x[:, 5:]], 1), torch.cat([r, r[:, 5:]], 1)  # the others come twice
+        r[0, :5] = 0
+        candidates = torch.tensor([[4, 2, 0, 1, 3]])
+        for order in (
+            greedy_map_features(x, r, 29, candidates=candidates),
+            greedy_map(query_kernel(x, r), 29, candidates=candidates),
+        ):
+            assert order[0, :5].tolist() == [0, 1, 2, 3, 4]
+            assert (order[0, 5:] - 5).tolist() == greedy_map_features(x[:, 5:], r[:, 5:], 24)[0].tolist()
+
+    def test_tied_candidates_go_by_index_however_they_are_listed(self):
+        x, r = torch.ones(1, 6, 3), torch.ones(1, 6)
+        for k, want in [(2, [0, 2]), (3, [0, 2, 4]), (5, [0, 2, 4, 1, 3])]:
+            assert greedy_map_features(x, r, k, candidates=torch.tensor([[4, 0, 2]])).tolist() == [want]
+
+    def test_rounding_noise_on_the_kernel_changes_nothing(self):
+        x, r = image(7, 1, 40, 10)
+        x = torch.cat([x, x.flip(1)], 1)
+        r = torch.cat([r, r.flip(1)], 1)
+        kernel = query_kernel(x, r)
+        want = greedy_map(kernel, 80)
+        for seed in range(20):
+            noise = 1e-7 * torch.randn(1, 80, 80, generator=torch.Generator().manual_seed(seed))
+            assert torch.equal(greedy_map(kernel + noise * kernel, 80), want)
+
+    def test_one_token(self):
+        assert greedy_map(torch.ones(3, 1, 1), 1).tolist() == [[0]] * 3
+        assert greedy_map_features(torch.ones(1, 1, 4), torch.zeros(1, 1), 1).tolist() == [[0]]
+
+    def test_an_empty_batch_stays_empty(self):
+        x, r = image(0, 0, 6, 4)
+        assert query_kernel(x, r).shape == (0, 6, 6)
+        assert greedy_map(query_kernel(x, r), 3).shape == (0, 3)
+        assert greedy_map_features(x, r, 1, candidates=torch.empty(0, 2, dtype=torch.int64)).shape == (0, 1)
+
+
+def test_greedy_is_not_always_the_best_set():
+    """What the greedy cannot promise: here the best pair leaves out the best token."""
+    kernel = torch.tensor([[[1.0, 0.7, 0.7], [0.7, 0.99, 0.0], [0.7, 0.0, 0.99]]])
+    best = max(itertools.combinations(range(3), 2), key=lambda s: reference.det(kernel[0], list(s)))
+    assert best == (1, 2)
+    assert greedy_map(kernel, 2).tolist() == [[0, 1]]
+
+
+def good():
+    x, r = image(0, 2, 5, 4)
+    return {"features": x, "relevance": r, "k": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"k": 6}, ValueError, "k must be from 1 to 5, the number of tokens, got 6"),
+        ({"k": 0}, ValueError, "k must be from 1 to 5, the number of tokens, got 0"),
+        ({"k": 2.5}, TypeError, "k must be an int, got 2.5"),
+        ({"k": True}, TypeError, "k must be an int, got True"),
+        ({"kind": "S"}, ValueError, "kind must be one of 's_prime', 's', got 'S'"),
+        ({"eps": -1e-6}, ValueError, "eps must be from 0 to 0.001, got -1e-06"),
+        ({"eps": float("nan")}, ValueError, "eps must be from 0 to 0.001, got nan"),
+        ({"features": torch.zeros(5, 4)}, ValueError, r"features must have shape \(B, n, d\), got \(5, 4\)"),
+        ({"features": torch.zeros(2, 5, 0)}, ValueError, "features must have at least one channel"),
+        ({"features": torch.zeros(2, 5, 4).int()}, TypeError, "features must be a floating-point tensor"),
+        (
+            {"features": np.zeros((2, 5, 4))},
+            TypeError,
+            "features must be a floating-point tensor, got ndarray",
+        ),
+        ({"relevance": torch.ones(2, 4)}, ValueError, r"relevance .* with B=2, n=5, got \(2, 4\)"),
+        (
+            {"relevance": -torch.eye(5)[:2]},
+            ValueError,
+            "relevance must not be negative, got -1.0 at batch 0, token 0",
+        ),
+        (
+            {"candidates": torch.tensor([[0, 5], [0, 1]])},
+            ValueError,
+            "candidates must be from 0 to 4, got 5 at batch 0",
+        ),
+        ({"candidates": torch.tensor([[0, 1], [-1, 1]])}, ValueError, "candidates .*, got -1 at batch 1"),
+        (
+            {"candidates": torch.tensor([[0, 1], [3, 3]])},
+            ValueError,
+            "candidates must be distinct, got 3 twice at batch 1",
+        ),
+        (
+            {"candidates": torch.ones(2, 2)},
+            TypeError,
+            "candidates must be an int64 tensor, got torch.float32",
+        ),
+        ({"candidates": torch.tensor([[0, 1]])}, ValueError, r"candidates .* with B=2, got \(1, 2\)"),
+    ],
+)
+def test_wrong_arguments(change, error, words):
+    with pytest.raises(error, match=words) as caught:
+        greedy_map_features(**(good() | change))
+    assert str(caught.value).count(".") >= 1
+    assert "\n" not in str(caught.value)
+
+
+def test_values_that_are_not_finite_are_pointed_at():
+    arguments = good()
+    arguments["features"][1, 3, 2] = torch.nan
+    with pytest.raises(
+        ValueError, match=r"features must be finite .*, got nan at batch 1, token 3, channel 2\."
+    ):
+        greedy_map_features(**arguments)
+    arguments = good()
+    arguments["relevance"][0, 4] = torch.inf
+    with pytest.raises(ValueError, match=r"relevance must be finite .*, got inf at batch 0, token 4\."):
+        query_kernel(arguments["features"], arguments["relevance"])
+    kernel = torch.ones(2, 3, 3)
+    kernel[1, 0, 2] = -torch.inf
+    with pytest.raises(ValueError, match=r"kernel must be finite .*, got -inf at batch 1, row 0, column 2\."):
+        greedy_map(kernel, 2)
+    with pytest.raises(ValueError, match=r"kernel must have shape \(B, n, n\), got \(2, 3, 4\)"):
+        greedy_map(torch.ones(2, 3, 4), 2)

@@ -1,0 +1,94 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlprune.selection import fuse
+
+from . import reference
+
+EXACT = settings(derandomize=True, deadline=None, max_examples=150)
+
+
+@st.composite
+def cases(draw):
+    n = draw(st.integers(1, 14))
+    m = draw(st.integers(1, n))
+    g = draw(st.integers(m, n))
+    length = draw(st.integers(min(2 * m, n), n))
+    orders = [draw(st.permutations(range(n)))[:length] for _ in range(2)]
+    graphs = [draw(st.permutations(range(n)))[:g] for _ in range(2)]
+    return m, orders, graphs
+
+
+@pytest.mark.parametrize("rule", ["released", "supplement", "filter"])
+@EXACT
+@given(case=cases())
+def test_fusion_by_sets(rule, case):
+    m, orders, graphs = case
+    got = fuse(torch.tensor(orders), torch.tensor(graphs), m, rule=rule).tolist()
+    assert got == [reference.fuse(o, g, m, rule) for o, g in zip(orders, graphs)]
+    for row in got:
+        assert len(row) == m
+        assert row == sorted(set(row))
+
+
+@EXACT
+@given(case=cases())
+def test_released_is_the_greedy_set_whatever_the_graph_says(case):
+    m, orders, graphs = case
+    got = fuse(torch.tensor(orders), torch.tensor(graphs), m, rule="released").tolist()
+    assert got == [sorted(o[:m]) for o in orders]
+    assert got == [reference.fuse(o, g, m, "released") for o, g in zip(orders, graphs)]
+
+
+def test_the_three_rules_differ():
+    order, graph = torch.tensor([[5, 0, 3, 1]]), torch.tensor([[0, 1, 2]])
+    assert [fuse(order, graph, 2, rule=r).tolist()[0] for r in ("released", "supplement", "filter")] == [
+        [0, 5],
+        [0, 3],
+        [0, 1],
+    ]
+
+
+def test_supplement_needs_exactly_2m_less_the_intersection():
+    order, graph = torch.tensor([[5, 0, 3, 1]]), torch.tensor([[0, 1, 2]])
+    assert fuse(order[:, :3], graph, 2, rule="supplement").tolist() == [[0, 3]]
+    with pytest.raises(ValueError, match="order must hold at least 3 ranks to supplement m=2, got 2"):
+        fuse(order[:, :2], graph, 2, rule="supplement")
+    with pytest.raises(ValueError, match="graph_keep must hold at least m=2 tokens to supplement, got 1"):
+        fuse(order, graph[:, :1], 2, rule="supplement")
+
+
+def test_filter_may_have_few_graph_tokens():
+    order, graph = torch.tensor([[5, 0, 3, 1]]), torch.tensor([[3]])
+    assert fuse(order, graph, 3, rule="filter").tolist() == [[0, 3, 5]]
+
+
+def test_an_empty_batch_stays_empty():
+    empty = torch.empty(0, 4, dtype=torch.int64)
+    for rule in ("released", "supplement", "filter"):
+        assert fuse(empty, empty, 2, rule=rule).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (
+            {"rule": "union"},
+            ValueError,
+            "rule must be one of 'released', 'supplement', 'filter', got 'union'",
+        ),
+        ({"m": 0}, ValueError, "m must be from 1 to 3, the length of order, got 0"),
+        ({"m": 4}, ValueError, "m must be from 1 to 3, the length of order, got 4"),
+        ({"m": 1.0}, TypeError, "m must be an int, got 1.0"),
+        ({"order": torch.zeros(1, 3)}, TypeError, "order must be an int64 tensor, got torch.float32"),
+        ({"order": torch.tensor([1, 2])}, ValueError, r"order must have shape \(B, k\), got \(2,\)"),
+        ({"graph_keep": torch.tensor([[1], [2]])}, ValueError, r"graph_keep .* with B=1, got \(2, 1\)"),
+    ],
+)
+def test_wrong_arguments(change, error, words):
+    arguments = {"order": torch.tensor([[0, 1, 2]]), "graph_keep": torch.tensor([[0]]), "m": 1}
+    arguments |= {"rule": "released"} | change
+    with pytest.raises(error, match=words):
+        fuse(arguments.pop("order"), arguments.pop("graph_keep"), arguments.pop("m"), **arguments)

@@ -1,0 +1,273 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlprune.selection import (
+    Selection,
+    fuse,
+    graph_keep,
+    graph_scores,
+    greedy_map,
+    query_kernel,
+    relevance_scores,
+    select_script,
+)
+
+from . import reference
+
+EXACT = settings(derandomize=True, deadline=None, max_examples=40)
+RULES = ["released", "supplement", "filter"]
+
+
+def image(seed, B=2, n=40, d=48, lq=5):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(B, n, d, generator=g) + 0.5 * torch.randn(B, 1, d, generator=g)
+    return x, torch.randn(B, lq, d, generator=g)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@EXACT
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 16),
+    kind=st.sampled_from(["s_prime", "s"]),
+    rho=st.sampled_from([0.1, 0.5, 1.0]),
+    sign=st.sampled_from([1, -1]),
+    data=st.data(),
+)
+def test_script_from_its_references(rule, seed, n, kind, rho, sign, data):
+    m = data.draw(st.integers(1, n))
+    x, q = image(seed, B=2, n=n, d=24)
+    got = select_script(x, q, m, fusion=rule, kernel=kind, rho=rho, sign=sign)
+    for b in range(2):
+        tokens = x[b].double().tolist()
+        scores = reference.graph_scores(tokens)
+        relevance = reference.relevance_scores(tokens, q[b].double().tolist(), sign=sign)
+        keep = max(m, int(rho * n + 0.5)) if rule == "filter" else m
+        survivors = reference.graph_keep(scores, keep)
+        torch.testing.assert_close(
+            got.redundancy[b].double(), torch.tensor(scores).double(), rtol=1e-4, atol=1e-5
+        )
+        torch.testing.assert_close(
+            got.relevance[b].double(), torch.tensor(relevance).double(), rtol=0, atol=1e-4
+        )
+        kernel = reference.query_kernel(tokens, relevance, kind)
+        order = reference.greedy(kernel, n, set(survivors) if rule == "filter" else None)
+        length = {"released": m, "supplement": min(2 * m, n), "filter": m}[rule]
+        assert got.order.shape == (2, length)
+        assert got.kept.shape == (2, m)
+        row = got.kept[b].tolist()
+        assert row == sorted(set(row))
+        assert row == reference.fuse(got.order[b].tolist(), survivors, m, rule)
+        dets = [reference.det(kernel, order[:t]) for t in range(length + 1)]  # the empty set's is 1
+        sound = 0
+        while sound < length and dets[sound + 1] > 1e-4 * dets[sound]:  # below, v² is close to its rounding
+            sound += 1
+        assert sound >= min(length, n // 2) or rule == "filter"
+        assert got.order[b, :sound].tolist() == order[:sound]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("graph", ["bipartite", "full", "random"])
+@pytest.mark.parametrize("kind", ["s_prime", "s"])
+def test_script_is_the_parts_put_together(rule, graph, kind):
+    x, q = image(1, B=3, n=61, d=64)
+    m, keep = 9, 24 if rule == "filter" else 9
+    got = select_script(x, q, m, tau=0.2, gamma=3.0, graph=graph, kernel=kind, fusion=rule, rho=0.4, sign=-1)
+    scores, relevance = graph_scores(x, tau=0.2, gamma=3.0, graph=graph), relevance_scores(x, q, sign=-1)
+    survivors = graph_keep(scores, keep)
+    order = greedy_map(
+        query_kernel(x, relevance, kind=kind), 61, candidates=survivors if rule == "filter" else None
+    )
+    assert torch.equal(got.kept, fuse(order, survivors, m, rule=rule))
+    assert torch.equal(got.order, order[:, : got.order.shape[1]])
+    torch.testing.assert_close(got.redundancy, scores)
+    assert torch.equal(got.relevance, relevance)
+    assert got.embeddings is None
+
+
+def test_filter_chooses_among_survivors_only():
+    x, q = image(2, n=50)
+    got = select_script(x, q, 10, fusion="filter", rho=0.4)
+    survivors = graph_keep(graph_scores(x), 20)
+    for b in range(2):
+        assert set(got.kept[b].tolist()) <= set(survivors[b].tolist())
+    assert not torch.equal(got.kept, select_script(x, q, 10, fusion="filter", rho=1.0).kept)
+    assert torch.equal(
+        select_script(x, q, 10, fusion="filter", rho=1.0).kept,
+        select_script(x, q, 10, fusion="released").kept,
+    )
+
+
+def test_filter_rounds_the_share_to_the_nearest_count():
+    x, q = image(2, B=20, n=9)
+    got = select_script(x, q, 4, fusion="filter", rho=0.5)  # 4.5 tokens: 5
+    order = greedy_map(query_kernel(x, got.relevance), 4, candidates=graph_keep(got.redundancy, 5))
+    assert torch.equal(got.order, order)
+    assert not torch.equal(got.kept, graph_keep(got.redundancy, 4))
+
+
+def test_released_ignores_the_graph_and_supplement_does_not():
+    x, q = image(3, n=60)
+    assert torch.equal(
+        select_script(x, q, 12, fusion="released", tau=0.0).kept,
+        select_script(x, q, 12, fusion="released", tau=0.9, graph="full").kept,
+    )
+    first, second = select_script(x, q, 12, tau=0.0), select_script(x, q, 12, tau=0.3, graph="full")
+    assert not torch.equal(first.kept, second.kept)
+
+
+def test_given_relevance_takes_the_place_of_the_query():
+    x, q = image(4)
+    r = relevance_scores(x, q)
+    want = select_script(x, q, 7)
+    got = select_script(x, None, 7, relevance=r)
+    assert torch.equal(got.kept, want.kept)
+    assert torch.equal(got.relevance, r)
+    assert not torch.equal(select_script(x, None, 7, relevance=1 - r).kept, want.kept)
+
+
+def test_query_mask_is_used():
+    x, q = image(5, lq=6)
+    mask = torch.tensor([[True, True, False, False, True, False]] * 2)
+    assert torch.equal(
+        select_script(x, q, 7, query_mask=mask).kept, select_script(x, q[:, [0, 1, 4]], 7).kept
+    )
+    assert not torch.equal(select_script(x, q, 7).kept, select_script(x, q, 7, query_mask=mask).kept)
+
+
+@pytest.mark.parametrize("rule", RULES)
+class TestEdges:
+    @pytest.mark.parametrize("n", [1, 2, 7, 16])
+    def test_all_tokens(self, rule, n):
+        x, q = image(6, n=n)
+        assert select_script(x, q, n, fusion=rule).kept.tolist() == [list(range(n))] * 2
+
+    def test_identical_tokens(self, rule):
+        x = torch.randn(1, 1, 33, generator=torch.Generator().manual_seed(0)).expand(1, 15, 33)
+        got = select_script(x, torch.ones(1, 2, 33), 4, fusion=rule)
+        # even tokens meet 7 odd ones, odd tokens meet 8: the graph keeps the first even ones
+        want = {"released": [0, 1, 2, 3], "supplement": [0, 2, 4, 5], "filter": [0, 2, 4, 6]}[rule]
+        assert got.kept.tolist() == [want]
+
+    def test_zero_vectors(self, rule):
+        got = select_script(torch.zeros(1, 9, 4), torch.ones(1, 2, 4), 3, fusion=rule)
+        assert got.kept.tolist() == [[0, 1, 2]]
+        assert got.redundancy.tolist() == [[0.0] * 9]
+
+    def test_relevance_all_zero_or_equal(self, rule):
+        x, _ = image(7, n=21)
+        for value in (0.0, 0.5, 1.0):
+            row = select_script(x, None, 8, relevance=torch.full((2, 21), value), fusion=rule).kept
+            assert row.shape == (2, 8)
+            assert (row[:, 1:] > row[:, :-1]).all()
+
+    def test_fewer_channels_than_tokens_kept(self, rule):
+        x, q = image(8, n=30, d=3)
+        kept = select_script(x, q, 20, fusion=rule).kept
+        assert kept.shape == (2, 20)
+        assert (kept[:, 1:] > kept[:, :-1]).all()
+
+    def test_an_empty_batch(self, rule):
+        x, q = image(9, B=0)
+        got = select_script(x, q, 5, fusion=rule)
+        assert got.kept.shape == (0, 5)
+        assert got.relevance.shape == got.redundancy.shape == (0, 40)
+
+    def test_batch_is_singles(self, rule):
+        x, q = image(10, B=6)
+        together = select_script(x, q, 11, fusion=rule)
+        pairs = [select_script(x[b : b + 2], q[b : b + 2], 11, fusion=rule).kept for b in (0, 2, 4)]
+        singles = [select_script(x[b : b + 1], q[b : b + 1], 11, fusion=rule).kept for b in range(6)]
+        assert torch.equal(torch.cat(pairs), together.kept)
+        assert torch.equal(torch.cat(singles), together.kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"m": 41}, ValueError, "m must be from 1 to 40, the number of tokens, got 41"),
+        ({"m": 0}, ValueError, "m must be from 1 to 40, the number of tokens, got 0"),
+        ({"tau": 1.5}, ValueError, "tau must be from -1 to 1, got 1.5"),
+        ({"tau": "0.3"}, TypeError, "tau must be a number, got '0.3'"),
+        ({"gamma": -1}, ValueError, "gamma must be at least 0, got -1"),
+        (
+            {"gamma": 200},
+            ValueError,
+            r"gamma \* \(1 - tau\) must be at most 80 to stay finite, got 200 \* 0.7",
+        ),
+        ({"graph": "knn"}, ValueError, "graph must be one of 'bipartite', 'full', 'random', got 'knn'"),
+        ({"kernel": "rbf"}, ValueError, "kernel must be one of 's_prime', 's', got 'rbf'"),
+        (
+            {"fusion": "and"},
+            ValueError,
+            "fusion must be one of 'released', 'supplement', 'filter', got 'and'",
+        ),
+        ({"rho": 0.0}, ValueError, "rho must be above 0 and at most 1, got 0.0"),
+        ({"rho": 1.1}, ValueError, "rho must be from 0 to 1, got 1.1"),
+        ({"sign": 0}, ValueError, "sign must be one of 1, -1, got 0"),
+        ({"query": None}, ValueError, "Exactly one of query and relevance must be given"),
+        ({"relevance": torch.ones(2, 40)}, ValueError, "Exactly one of query and relevance must be given"),
+        (
+            {"query": torch.ones(2, 48)},
+            ValueError,
+            r"query must have shape \(B, l, d\) with B=2, d=48, got \(2, 48\)",
+        ),
+        ({"query": torch.ones(2, 3, 47)}, ValueError, r"query .* got \(2, 3, 47\)"),
+        ({"query": torch.ones(1, 3, 48)}, ValueError, r"query .* got \(1, 3, 48\)"),
+        ({"query": torch.ones(2, 0, 48)}, ValueError, "query must have at least one query token"),
+        ({"features": torch.ones(2, 0, 48)}, ValueError, "features must have at least one token"),
+        (
+            {"features": torch.ones(40, 48)},
+            ValueError,
+            r"features must have shape \(B, n, d\), got \(40, 48\)",
+        ),
+        (
+            {"query_mask": torch.ones(2, 4).bool()},
+            ValueError,
+            r"query_mask must have shape \(2, 5\) like query",
+        ),
+        ({"query_mask": torch.ones(2, 5)}, TypeError, "query_mask must be a bool tensor, got torch.float32"),
+        (
+            {"query_mask": torch.tensor([[True] * 5, [False] * 5])},
+            ValueError,
+            "query_mask .* got none for batch 1",
+        ),
+    ],
+)
+def test_wrong_arguments(change, error, words):
+    x, q = image(0)
+    arguments = {"features": x, "query": q, "m": 5} | change
+    with pytest.raises(error, match=words) as caught:
+        select_script(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite_are_pointed_at(bad):
+    x, q = image(0)
+    x[1, 7, 3] = bad
+    with pytest.raises(
+        ValueError, match=f"features must be finite in float32, got {bad} at batch 1, token 7, channel 3"
+    ):
+        select_script(x, q, 3)
+    x, q = image(0)
+    q[0, 2, 1] = bad
+    with pytest.raises(
+        ValueError, match=f"query must be finite .*, got {bad} at batch 0, query token 2, channel 1"
+    ):
+        select_script(x, q, 3)
+    with pytest.raises(ValueError, match=f"scores must be finite in float32, got {bad} at batch 0, token 1"):
+        graph_keep(torch.tensor([[0.0, bad]]), 1)
+    with pytest.raises(
+        ValueError, match="features must be finite in float32, got inf at batch 0, token 0, channel 1"
+    ):
+        graph_scores(torch.tensor([[[1.0, 1e300]]], dtype=torch.float64))
+
+
+def test_a_selection_is_frozen():
+    selection = Selection(kept=torch.tensor([[0]]))
+    with pytest.raises(AttributeError):
+        selection.kept = torch.tensor([[1]])
+    assert (selection.order, selection.redundancy, selection.relevance, selection.embeddings) == (None,) * 4

@@ -1,0 +1,118 @@
+"""Arguments: what is allowed, and one sentence that says so when it is not."""
+
+import math
+from collections.abc import Callable, Sequence
+from operator import index
+
+import torch
+from torch import Tensor
+
+_AXIS = {"B": "batch", "n": "token", "l": "query token", "d": "channel", "c": "candidate", "m": "position"}
+
+Condition = tuple[Tensor, Callable[[], str]]
+
+
+def check_tensor(name: str, value: object, axes: str, *, like: Tensor | None = None, **sizes: int) -> Tensor:
+    """Return `value` if it is a floating-point tensor with the named axes, as in "B n d", else raise.
+
+    `sizes` fixes axes that another argument has settled, `like` the device. A name that comes twice has one
+    size. Only the batch may be empty.
+
+    >>> check_tensor("query", torch.zeros(2, 3, 4), "B l d", d=8)
+    Traceback (most recent call last):
+    ...
+    ValueError: query must have shape (B, l, d) with d=8, got (2, 3, 4).
+    """
+    return _check(name, value, axes, like, sizes, "a floating-point", lambda t: t.is_floating_point())
+
+
+def check_indices(name: str, value: object, axes: str, *, like: Tensor | None = None, **sizes: int) -> Tensor:
+    """Return `value` if it is an int64 tensor with the named axes, else raise."""
+    return _check(name, value, axes, like, sizes, "an int64", lambda t: t.dtype == torch.int64)
+
+
+def _check(
+    name: str,
+    value: object,
+    axes: str,
+    like: Tensor | None,
+    sizes: dict[str, int],
+    kind: str,
+    right: Callable[[Tensor], bool],
+) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be {kind} tensor, got {type(value).__name__}.")
+    if not right(value):
+        raise TypeError(f"{name} must be {kind} tensor, got {value.dtype}.")
+    names = axes.split()
+    known = dict(sizes)
+    shape = tuple(value.shape)
+    if len(shape) != len(names) or any(known.setdefault(a, s) != s for a, s in zip(names, shape)):
+        fixed = ", ".join(f"{a}={s}" for a, s in sizes.items())
+        wanted = f"({', '.join(names)})" + (f" with {fixed}" if fixed else "")
+        raise ValueError(f"{name} must have shape {wanted}, got {shape}.")
+    for axis, size in zip(names, shape):
+        if size == 0 and axis != "B":
+            raise ValueError(f"{name} must have at least one {_AXIS[axis]}, got shape {shape}.")
+    if like is not None and value.device != like.device:
+        raise ValueError(f"{name} must be on {like.device} like the other arguments, got {value.device}.")
+    return value
+
+
+def check_count(name: str, value: int, low: int, high: int, what: str) -> int:
+    """Return `value` as an int in [low, high]; `what` says what `high` is.
+
+    >>> check_count("k", 9, 1, 5, "the number of tokens")
+    Traceback (most recent call last):
+    ...
+    ValueError: k must be from 1 to 5, the number of tokens, got 9.
+    """
+    try:
+        if isinstance(value, (bool, Tensor)):
+            raise TypeError
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {value!r}.") from None
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be from {low} to {high}, {what}, got {number}.")
+    return number
+
+
+def check_real(name: str, value: float, low: float, high: float) -> float:
+    """Return `value` as a float in [low, high]."""
+    if isinstance(value, (bool, Tensor)) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}.")
+    if not low <= value <= high:  # also false for NaN
+        limits = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+        raise ValueError(f"{name} must be {limits}, got {value!r}.")
+    return float(value)
+
+
+def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
+    """Raise unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}.")
+
+
+def require(*conditions: Condition) -> None:
+    """Raise the first condition's sentence that does not hold.
+
+    A condition is a scalar bool tensor and a function that words the failure. They are read together, so that
+    a call on a GPU waits for the device once however much it checks.
+    """
+    flags = [ok for ok, _ in conditions]
+    if not bool(torch.stack(flags).all()):
+        for ok, words in conditions:
+            if not bool(ok):
+                raise ValueError(words())
+
+
+def finite(name: str, value: Tensor, axes: str, summary: Tensor | None = None) -> Condition:
+    """The condition that `value` is finite; `summary` is a smaller tensor, finite exactly when it is."""
+
+    def words() -> str:
+        where = (~value.isfinite()).nonzero()[0].tolist()
+        place = ", ".join(f"{_AXIS[a]} {i}" for a, i in zip(axes.split(), where))
+        return f"{name} must be finite in float32, got {value[tuple(where)].item()} at {place}."
+
+    return (value if summary is None else summary).isfinite().all(), words

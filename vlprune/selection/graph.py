@@ -1,0 +1,112 @@
+"""GSP: how much each token repeats others, from a sparse graph of cosine similarities."""
+
+import torch
+from torch import Tensor
+
+from .checks import check_choice, check_count, check_real, check_tensor, finite, require
+from .numerics import TIE, ascending, exact_float32, unit_vectors
+
+GRAPHS = ("bipartite", "full", "random")
+
+
+def graph_scores(
+    features: Tensor, *, tau: float = 0.3, gamma: float = 5.0, graph: str = "bipartite"
+) -> Tensor:
+    """Redundancy of each token: high where many tokens are similar to it.
+
+    Two tokens that the graph lets meet share an edge when their cosine is at least `tau`. A token with d
+    edges of mean weight μ scores d·exp(γ(μ − τ)); one with none scores its mean cosine to all it meets.
+
+    - "bipartite": even tokens meet odd ones only, a quarter of the n² pairs.
+    - "full": every token meets every other, itself excepted.
+    - "random": as bipartite, but the halves are drawn at random, by `torch.randperm(n)` of a CPU generator
+      seeded with 0, so the split depends on n alone.
+
+    A token that meets nobody (n = 1) scores 0. An edge counts from tau − 2e-6 on, so that a cosine that
+    equals tau on paper is an edge on every device.
+
+    Args:
+        features: (B, n, d), any floating dtype. B may be 0.
+        tau: the least similarity that makes an edge, in [-1, 1].
+        gamma: the weight of the mean similarity, at least 0, with gamma·(1 − tau) at most 80 (exp overflows).
+
+    Returns:
+        (B, n) float32.
+
+    >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]])
+    >>> graph_scores(tokens, tau=0.5, gamma=0.0).tolist()   # token 2 is like no other
+    [[2.0, 1.0, 0.0, 1.0]]
+    """
+    check_tensor("features", features, "B n d")
+    check_graph(tau, gamma, graph)
+    with exact_float32(features.device):
+        x = features.to(torch.float32)
+        unit, length = unit_vectors(x)
+        require(finite("features", x, "B n d", length))
+        return redundancy(unit, tau, gamma, graph)
+
+
+def graph_keep(scores: Tensor, keep: int) -> Tensor:
+    """The `keep` least redundant tokens, ascending; on a tie the lower index stays.
+
+    Args:
+        scores: (B, n), from `graph_scores`.
+        keep: from 1 to n.
+
+    Returns:
+        (B, keep) int64.
+
+    >>> graph_keep(torch.tensor([[2.0, 1.0, 0.0, 1.0]]), 2).tolist()
+    [[1, 2]]
+    """
+    check_tensor("scores", scores, "B n")
+    keep = check_count("keep", keep, 1, scores.shape[1], "the number of tokens")
+    values = scores.to(torch.float32)
+    require(finite("scores", values, "B n"))
+    return least(values, keep)
+
+
+def check_graph(tau: float, gamma: float, graph: str) -> None:
+    """Raise unless the settings of `graph_scores` are allowed."""
+    check_real("tau", tau, -1.0, 1.0)
+    check_real("gamma", gamma, 0.0, float("inf"))
+    check_choice("graph", graph, GRAPHS)
+    if gamma * (1.0 - tau) > 80.0:
+        raise ValueError(
+            f"gamma * (1 - tau) must be at most 80 to stay finite, got {gamma:g} * {1.0 - tau:g}."
+        )
+
+
+def redundancy(unit: Tensor, tau: float, gamma: float, graph: str) -> Tensor:
+    """`graph_scores` on checked unit vectors."""
+    n = unit.shape[1]
+    if graph == "full":
+        cosine = unit @ unit.mT
+        edge = cosine >= tau - TIE
+        cosine.diagonal(dim1=1, dim2=2).zero_()
+        edge.diagonal(dim1=1, dim2=2).fill_(False)
+        return _score(cosine, edge, 2, n - 1, tau, gamma)
+    src: Tensor | slice = slice(0, None, 2)
+    dst: Tensor | slice = slice(1, None, 2)
+    if graph == "random":
+        at = torch.randperm(n, generator=torch.Generator().manual_seed(0), device="cpu").to(unit.device)
+        src, dst = at[: n - n // 2], at[n - n // 2 :]
+    cosine = unit[:, src] @ unit[:, dst].mT
+    edge = cosine >= tau - TIE
+    scores = torch.empty(unit.shape[:2], dtype=torch.float32, device=unit.device)
+    scores[:, src] = _score(cosine, edge, 2, n // 2, tau, gamma)
+    scores[:, dst] = _score(cosine, edge, 1, n - n // 2, tau, gamma)
+    return scores
+
+
+def least(scores: Tensor, keep: int) -> Tensor:
+    """`graph_keep` on checked scores."""
+    return ascending(scores)[:, :keep].sort(dim=1).values
+
+
+def _score(cosine: Tensor, edge: Tensor, dim: int, others: int, tau: float, gamma: float) -> Tensor:
+    degree = edge.sum(dim)
+    total = torch.where(edge, cosine, 0.0).sum(dim)
+    mean = total / degree.clamp(min=1)
+    lonely = cosine.sum(dim) / max(others, 1)
+    return torch.where(degree > 0, degree * torch.exp(gamma * (mean - tau)), lonely)

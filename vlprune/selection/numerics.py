@@ -1,0 +1,93 @@
+"""Float32 that is float32, unit vectors, and what counts as a tie."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+TIE = 2e-6
+"""Two values closer than this, on a scale where 1 is large, are equal, and the lower index wins.
+
+A cosine or a conditional variance in float32 carries a rounding error of a few 1e-7, which depends on the
+device and on the batch it was computed in. The tolerance is above it, so that tokens which are equal on paper
+(duplicates, equal relevance) are equal here; it is far below any difference that means something.
+"""
+
+
+@contextmanager
+def exact_float32(device: torch.device) -> Iterator[None]:
+    """Full float32 products without gradients, whatever autocast or TF32 setting surrounds the call."""
+    knobs = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
+    modern = hasattr(knobs[0], "fp32_precision")  # torch < 2.9 has only the process-wide switch
+    old = [knob.fp32_precision for knob in knobs] if modern else [torch.get_float32_matmul_precision()]
+    lowered = any(value not in ("none", "ieee", "highest") for value in old)
+    autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    try:
+        if lowered and modern:
+            for knob in knobs:
+                knob.fp32_precision = "ieee"
+        elif lowered:
+            torch.set_float32_matmul_precision("highest")
+        with torch.no_grad():
+            if autocast:
+                with torch.autocast(device.type, enabled=False):
+                    yield
+            else:
+                yield
+    finally:
+        if lowered and modern:
+            for knob, value in zip(knobs, old):
+                knob.fp32_precision = value
+        elif lowered:
+            torch.set_float32_matmul_precision(old[0])
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """The dtype for sums along channels: float64, so that they round alike everywhere (float32 on MPS)."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def unit_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide float32 vectors (..., d) by their length; return them and the lengths (..., 1).
+
+    A zero vector stays zero. A length is finite exactly when its vector is, so it serves as the finite check.
+
+    >>> unit_vectors(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[0]
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide(x.device))
+    return x / length.clamp(min=torch.finfo(torch.float32).tiny).to(torch.float32), length
+
+
+def first_best(values: Tensor, tolerance: Tensor) -> Tensor:
+    """(B,) the lowest index whose value is within `tolerance` (B, 1) of its row's largest; values (B, n).
+
+    >>> first_best(torch.tensor([[1.0, 2.0, 2.1]]), torch.tensor([[0.2]])).tolist()
+    [1]
+    """
+    near = values >= values.amax(1, keepdim=True) - tolerance
+    return near.view(torch.uint8).argmax(1)  # argmax returns the first of equals
+
+
+def ascending(values: Tensor) -> Tensor:
+    """(B, n) indices from the smallest value to the largest, ties to the lower index; values (B, n).
+
+    Neighbours in sorted order are tied when they differ by at most TIE relative to the larger (to 1 if both
+    are smaller), and a run of ties is put in index order.
+
+    >>> ascending(torch.tensor([[0.5, 0.2, 0.2 - 1e-7]])).tolist()
+    [[1, 2, 0]]
+    """
+    n = values.shape[1]
+    ranked, at = values.sort(dim=1)
+    size = torch.maximum(ranked[:, 1:].abs(), ranked[:, :-1].abs()).clamp(min=1.0)
+    step = ranked[:, 1:] - ranked[:, :-1] > TIE * size
+    run = torch.nn.functional.pad(step.cumsum(1), (1, 0))
+    return (run * n + at).sort(dim=1).values % n
+
+
+def take(values: Tensor, indices: Tensor) -> Tensor:
+    """(B, m, d) the rows `indices` (B, m) of `values` (B, n, d)."""
+    return values.gather(1, indices[:, :, None].expand(-1, -1, values.shape[2]))

@@ -1,0 +1,83 @@
+"""QCRS: how much each token has to do with the question."""
+
+import torch
+from torch import Tensor
+
+from .checks import Condition, check_choice, check_tensor, finite, require
+from .numerics import TIE, exact_float32, unit_vectors, wide
+
+
+def relevance_scores(
+    features: Tensor, query: Tensor, *, query_mask: Tensor | None = None, sign: int = 1
+) -> Tensor:
+    """Relevance of each token to the question: the cosine to its mean embedding, min-max scaled per image.
+
+    When all raw cosines of an image are equal (within 2e-6) the question tells nothing apart: every token
+    gets 1, and a kernel made of it falls back to plain diversity.
+
+    Args:
+        features: (B, n, d), any floating dtype. B may be 0.
+        query: (B, l, d), the question's tokens.
+        query_mask: (B, l) bool, True for the tokens that count; what the others hold is never looked at.
+        sign: 1, or −1 for encoders whose referent patches are the *least* similar (CLIP's layer −2).
+
+    Returns:
+        (B, n) float32 in [0, 1].
+
+    >>> tokens = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]])
+    >>> relevance_scores(tokens, torch.tensor([[[2.0, 0.0]]]))
+    tensor([[1.0000, 0.0000, 0.7071]])
+    """
+    check_tensor("features", features, "B n d")
+    check_query(features, query, query_mask, sign)
+    with exact_float32(features.device):
+        x = features.to(torch.float32)
+        unit, length = unit_vectors(x)
+        pooled, conditions = pool(query, query_mask)
+        require(finite("features", x, "B n d", length), *conditions)
+        return relevance(unit, pooled, sign)
+
+
+def check_query(features: Tensor, query: Tensor, query_mask: Tensor | None, sign: int) -> None:
+    """Raise unless the query fits the features; values are looked at in `pool`."""
+    B, _, d = features.shape
+    check_tensor("query", query, "B l d", like=features, B=B, d=d)
+    check_choice("sign", sign, (1, -1))
+    if query_mask is None:
+        return
+    if not isinstance(query_mask, Tensor) or query_mask.dtype != torch.bool:
+        got = query_mask.dtype if isinstance(query_mask, Tensor) else type(query_mask).__name__
+        raise TypeError(f"query_mask must be a bool tensor, got {got}.")
+    if query_mask.shape != query.shape[:2]:
+        raise ValueError(
+            f"query_mask must have shape {tuple(query.shape[:2])} like query, got {tuple(query_mask.shape)}."
+        )
+    if query_mask.device != features.device:
+        raise ValueError(f"query_mask must be on {features.device} like features, got {query_mask.device}.")
+
+
+def pool(query: Tensor, query_mask: Tensor | None) -> tuple[Tensor, list[Condition]]:
+    """The mean query embedding (B, 1, d), and the conditions under which it is one."""
+    q = query.to(torch.float32)
+    if query_mask is None:
+        mean = q.mean(1, keepdim=True, dtype=wide(q.device))
+        return mean, [finite("query", q, "B l d", mean)]
+    count = query_mask.sum(1)
+    q = q.masked_fill(~query_mask[:, :, None], 0.0)  # not a product: padding may hold NaN
+    mean = q.sum(1, keepdim=True, dtype=wide(q.device)) / count.clamp(min=1)[:, None, None]
+
+    def words() -> str:
+        image = int((count == 0).nonzero()[0])
+        return f"query_mask must leave at least one query token per image, got none for batch {image}."
+
+    return mean, [finite("query", q, "B l d", mean), ((count > 0).all(), words)]
+
+
+def relevance(unit: Tensor, pooled: Tensor, sign: int) -> Tensor:
+    """`relevance_scores` on checked unit vectors and the pooled query."""
+    direction, _ = unit_vectors(pooled.to(torch.float32))
+    # products round alike on every device and the sum is wide: min-max would stretch any noise
+    raw = sign * (unit * direction).sum(2, dtype=wide(unit.device))
+    low, high = raw.amin(1, keepdim=True), raw.amax(1, keepdim=True)
+    span = high - low
+    return torch.where(span > TIE, (raw - low) / span.clamp(min=TIE), 1.0).to(torch.float32)

@@ -1,0 +1,85 @@
+"""Script: graph and question together."""
+
+import torch
+from torch import Tensor
+
+from .checks import check_choice, check_count, check_real, check_tensor, finite, require
+from .dpp import KERNELS, allowed_relevance, check_relevance, greedy_units, weigh
+from .fusion import RULES, fuse
+from .graph import check_graph, least, redundancy
+from .numerics import exact_float32, unit_vectors
+from .relevance import check_query, pool
+from .relevance import relevance as relevance_to
+from .types import Selection
+
+
+def select_script(
+    features: Tensor,
+    query: Tensor | None,
+    m: int,
+    *,
+    tau: float = 0.3,
+    gamma: float = 5.0,
+    graph: str = "bipartite",
+    kernel: str = "s_prime",
+    fusion: str = "supplement",
+    rho: float = 0.5,
+    query_mask: Tensor | None = None,
+    sign: int = 1,
+    relevance: Tensor | None = None,
+) -> Selection:
+    """Keep the m tokens that are relevant to the question, differ from each other and are not redundant.
+
+    `graph_scores`, `relevance_scores`, the greedy on `query_kernel`, then `fuse`; the features are read once.
+    The graph keeps m tokens, or max(m, ρ·n) with fusion "filter", where the greedy then sees only those. The
+    greedy runs for m ranks, or for min(2m, n), all that "supplement" can use.
+
+    Args:
+        features: (B, n, d), any floating dtype. B may be 0.
+        query: (B, l, d), the question's tokens; None when `relevance` is given.
+        m: tokens to keep, from 1 to n.
+        tau, gamma, graph: as in `graph_scores`.
+        kernel: "s_prime" or "s", as `kind` of `query_kernel`.
+        fusion: "released", "supplement" or "filter", as `rule` of `fuse`.
+        rho: the share of tokens that "filter" lets through, in (0, 1].
+        query_mask, sign: as in `relevance_scores`.
+        relevance: (B, n), finite and not negative, in place of the query (a dual encoder's, for instance).
+
+    Returns:
+        A `Selection` with kept (B, m), order (B, m or min(2m, n)), redundancy (B, n) and relevance (B, n).
+
+    >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 0.5]]])
+    >>> select_script(tokens, torch.tensor([[[1.0, 0.5]]]), 2).kept.tolist()
+    [[1, 3]]
+    """
+    check_tensor("features", features, "B n d")
+    n = features.shape[1]
+    m = check_count("m", m, 1, n, "the number of tokens")
+    check_graph(tau, gamma, graph)
+    check_choice("kernel", kernel, KERNELS)
+    check_choice("fusion", fusion, RULES)
+    if not check_real("rho", rho, 0.0, 1.0) > 0.0:
+        raise ValueError(f"rho must be above 0 and at most 1, got {rho!r}.")
+    if (query is None) == (relevance is None):
+        raise ValueError("Exactly one of query and relevance must be given.")
+    with exact_float32(features.device):
+        x = features.to(torch.float32)
+        unit, length = unit_vectors(x)
+        conditions = [finite("features", x, "B n d", length)]
+        if query is not None:
+            check_query(features, query, query_mask, sign)
+            pooled, of_query = pool(query, query_mask)
+            require(*conditions, *of_query)
+            r = relevance_to(unit, pooled, sign)
+        elif relevance is not None:
+            check_relevance(features, relevance)
+            r = relevance.to(torch.float32)
+            require(*conditions, *allowed_relevance(r))
+        scores = redundancy(unit, tau, gamma, graph)
+        survivors = least(scores, max(m, int(rho * n + 0.5)) if fusion == "filter" else m)
+        weight, diagonal = weigh(length, r, kernel)
+        ranks = min(2 * m, n) if fusion == "supplement" else m
+        candidates = survivors if fusion == "filter" else None
+        order = greedy_units(unit, weight, diagonal, ranks, 1e-6, candidates)
+        kept = fuse(order, survivors, m, rule=fusion)
+    return Selection(kept=kept, order=order, redundancy=scores, relevance=r)
