@@ -1,0 +1,158 @@
+"""Relevance in the space that a dual encoder's text and image share."""
+
+import pytest
+import reference
+import tiny
+import torch
+from transformers import SiglipConfig, SiglipModel
+
+from vlprune import Script, attach
+from vlprune.query import DualEncoder
+from vlprune.selection import relevance_scores, select_script
+
+KEEP = 9
+GREEDY = {"do_sample": False, "max_new_tokens": 3}
+
+
+@torch.no_grad()
+def similarity(model, clip, processor, pixels, text):
+    """Image side (n, c) and text side (c,), written from the definition with CLIP's own parts."""
+    states = reference.encode(model, pixels[None])[0][0]
+    image = clip.visual_projection(clip.vision_model.post_layernorm(states))
+    ids = [1, *processor.tokenizer(text, add_special_tokens=False)["input_ids"], tiny.END]
+    words = clip.text_model(torch.tensor([ids], device=model.device))
+    return image, clip.text_projection(words.last_hidden_state[0, -1])
+
+
+@pytest.mark.parametrize("sign", [None, 1, -1])
+def test_relevance_is_the_definition(model, clip, processor, single, sign):
+    with attach(model, Script(keep=KEEP, sign=sign), processor=processor, dual_encoder=clip) as pruner:
+        out = model.generate(**single, **GREEDY)
+    record = pruner.last
+    used = -1 if sign is None else sign
+    assert (record.source, record.sign) == ("clip", used)
+    image, text = similarity(model, clip, processor, single["pixel_values"][0], "what color is the cat ?")
+    raw = used * torch.cosine_similarity(image, text[None], dim=-1)
+    expected = (raw - raw.min()) / (raw.max() - raw.min())
+    torch.testing.assert_close(record.relevance, expected, atol=1e-5, rtol=1e-5)
+    tokens = reference.encode(model, single["pixel_values"])[0][1]
+    chosen = select_script(tokens[None], None, KEEP, relevance=expected[None]).kept[0].tolist()
+    assert record.kept.tolist() == chosen
+    answer = reference.answers(model, single, KEEP, 3, choose=lambda _: chosen)
+    torch.testing.assert_close(reference.new_tokens(out, single, 3), reference.padded(answer, 3))
+
+
+def test_every_image_has_its_rows_question(model, clip, processor, ragged):
+    with attach(model, Script(keep=KEEP), processor=processor, dual_encoder=clip) as pruner:
+        model.generate(**ragged, **GREEDY)
+    for record, pixels in zip(pruner.records, ragged["pixel_values"]):
+        image, text = similarity(model, clip, processor, pixels, record.query)
+        expected = relevance_scores(image[None], text[None, None], sign=-1)[0]
+        torch.testing.assert_close(record.relevance, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_source_can_be_chosen(model, clip, processor, single):
+    for relevance, source in (("auto", "clip"), ("clip", "clip"), ("llm", "llm")):
+        method = Script(keep=KEEP, relevance=relevance)
+        with attach(model, method, processor=processor, dual_encoder=clip) as pruner:
+            model.generate(**single, **GREEDY)
+        assert pruner.last.source == source
+    assert pruner.last.sign == 1
+
+
+def test_the_towers_run_once(model, clip, processor, ragged):
+    runs = {"own": 0, "other": 0}
+    handles = [
+        model.model.vision_tower.register_forward_hook(lambda *_: runs.update(own=runs["own"] + 1)),
+        clip.vision_model.register_forward_hook(lambda *_: runs.update(other=runs["other"] + 1)),
+    ]
+    with attach(model, Script(keep=KEEP), processor=processor, dual_encoder=clip):
+        model.generate(**ragged, **GREEDY)
+    for handle in handles:
+        handle.remove()
+    assert runs == {"own": 1, "other": 0}
+
+
+def test_a_config_may_name_its_sign(model, device, processor, single):
+    clip = tiny.clip().to(device)
+    clip.config.relevance_sign = 1
+    with attach(model, Script(keep=KEEP), processor=processor, dual_encoder=clip) as pruner:
+        model.generate(**single, **GREEDY)
+    assert pruner.last.sign == 1
+
+
+def test_long_questions_go_in_chunks(model, device, processor):
+    clip = tiny.clip(positions=8).to(device)
+    dual = DualEncoder(clip, processor.tokenizer, model)
+    text = "what color is the big red cat in the image and is it like the other one"
+    words = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert dual.chunks(text) == [[1, *words[i : i + 6], tiny.END] for i in range(0, len(words), 6)]
+    assert len(dual.chunks(text)) == 3
+    assert dual.chunks("cat") == [[1, tiny.WORDS.index("cat"), tiny.END]]
+    with torch.no_grad():
+        parts = [clip.text_model(torch.tensor([chunk], device=device)) for chunk in dual.chunks(text)]
+        expected = torch.stack([clip.text_projection(part.last_hidden_state[0, -1]) for part in parts]).mean(0)
+    found = dual.text([text, "cat"])
+    assert found.shape == (2, 1, 16)
+    torch.testing.assert_close(found[0, 0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found[1], dual.text(["cat"])[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_tower_of_another_width_is_refused(model, device, processor):
+    clip = tiny.clip()
+    clip.config.vision_config.hidden_size = 99
+    with pytest.raises(ValueError, match="CLIPModel has a vision tower of width 99, but the tower of Llava.* has 24"):
+        attach(model, Script(keep=KEEP), processor=processor, dual_encoder=clip)
+
+
+def test_a_model_that_is_no_dual_encoder_is_refused(model, processor):
+    with pytest.raises(TypeError, match="pass a CLIPModel"):
+        attach(model, Script(keep=KEEP), processor=processor, dual_encoder=(model, processor.tokenizer))
+
+
+def test_by_path_pair_or_instance(model, clip, processor, single, tmp_path):
+    clip.save_pretrained(tmp_path)
+    processor.tokenizer.save_pretrained(tmp_path)
+    kept = []
+    for given in (clip, (clip, processor.tokenizer), str(tmp_path), type(clip).from_pretrained(tmp_path)):
+        with attach(model, Script(keep=KEEP), processor=processor, dual_encoder=given) as pruner:
+            model.generate(**single, **GREEDY)
+        kept.append(pruner.last.kept.tolist())
+    assert kept == [kept[0]] * 4
+
+
+def test_the_tokenizer_lies_beside_the_encoder(model, clip, single, tmp_path):
+    """Without a processor, the question must be given and the tokenizer comes from where the encoder was loaded."""
+    clip.save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    given = type(clip).from_pretrained(tmp_path).to(model.device)
+    with attach(model, Script(keep=KEEP), query="what color is the cat ?", dual_encoder=given) as pruner:
+        model.generate(**single, **GREEDY)
+    assert pruner.last.source == "clip"
+    with pytest.raises(ValueError, match=r"dual_encoder=\(model, tokenizer\)"):
+        attach(model, Script(keep=KEEP), query="is it red ?", dual_encoder=clip)
+
+
+def test_without_text_there_is_no_relevance(model, clip, processor, single):
+    with attach(model, Script(keep=KEEP), dual_encoder=(clip, processor.tokenizer)):
+        with pytest.raises(ValueError, match="question's text"):
+            model.generate(**single, **GREEDY)
+
+
+def test_siglip(model, processor, single):
+    """No class token in the text, no projection of the image, and the plain sign."""
+    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": len(tiny.WORDS), "max_position_embeddings": 16, "projection_size": 24}
+    config = SiglipConfig(text_config=text, vision_config={**sizes, "image_size": tiny.SIZE, "patch_size": tiny.PATCH})
+    siglip = SiglipModel(config).to(model.device).eval()
+    with attach(model, Script(keep=KEEP), processor=processor, dual_encoder=siglip) as pruner:
+        model.generate(**single, **GREEDY)
+    assert (pruner.last.source, pruner.last.sign) == ("clip", 1)
+    states = reference.encode(model, single["pixel_values"])[0][0]
+    words = processor.tokenizer("what color is the cat ?", add_special_tokens=False)["input_ids"]
+    ids = torch.tensor([[*words, tiny.END, *[0] * (15 - len(words))]], device=model.device)
+    with torch.no_grad():
+        image = siglip.vision_model.post_layernorm(states)
+        text = siglip.get_text_features(ids).pooler_output
+    expected = relevance_scores(image[None], text[None])[0]
+    torch.testing.assert_close(pruner.last.relevance, expected, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,158 @@
+"""Operations by formula, from a model's config alone. Every figure has a convention: see `CONVENTIONS`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+CONVENTIONS = {
+    "flops": (
+        "floating-point operations, two per multiply-add, of the LLM's matrix products: all tokens (visual, text and new), "
+        "attention in full (not halved for causality), one row of logits per step; vision tower and projector apart"
+    ),
+    "paper": (
+        "multiply-adds over the visual tokens alone, T(4nd² + 2n²d + 3ndm), as papers on token pruning count; "
+        "half of what they call FLOPs where they count two per multiply-add"
+    ),
+}
+
+#: Decoders whose layers are q, k, v, o projections and a gated MLP of three products; tests check each against torch's counter.
+GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3")
+
+
+@dataclass(frozen=True)
+class LLMShape:
+    """The sizes of a decoder that its cost follows from.
+
+    >>> vicuna = LLMShape(layers=32, width=4096, inner=11008, heads=32, kv_heads=32, head_width=128, vocabulary=32064)
+    >>> vicuna.kv_values_per_token
+    262144
+    """
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, model: Any) -> LLMShape:
+        """The shape of a model, of its config, or of its text config.
+
+        >>> from transformers import LlamaConfig
+        >>> LLMShape.of(LlamaConfig(num_attention_heads=32, num_key_value_heads=8)).kv_heads
+        8
+        """
+        if isinstance(model, LLMShape):
+            return model
+        config = _text_config(model)
+        kind = getattr(config, "model_type", type(config).__name__)
+        if not cls.knows(model):
+            raise ValueError(f"model has a {kind!r} decoder: its operations are known for {', '.join(GATED)}.")
+        heads = config.num_attention_heads
+        return cls(
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            inner=config.intermediate_size,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            vocabulary=config.vocab_size,
+        )
+
+    @staticmethod
+    def knows(model: Any) -> bool:
+        """Whether the model's kind of decoder has a formula here."""
+        return isinstance(model, LLMShape) or getattr(_text_config(model), "model_type", None) in GATED
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers that one token adds to the cache."""
+        return 2 * self.layers * self.kv_heads * self.head_width
+
+    def forward(self, tokens: int, context: int) -> int:
+        """Operations of one forward of `tokens` new tokens that attend to `context` ones (themselves included)."""
+        query, key = self.heads * self.head_width, self.kv_heads * self.head_width
+        projections = 2 * tokens * self.width * (2 * query + 2 * key)
+        attention = 4 * tokens * context * query
+        mlp = 6 * tokens * self.width * self.inner
+        return self.layers * (projections + attention + mlp) + 2 * self.width * self.vocabulary
+
+
+def _text_config(model: Any) -> Any:
+    config = getattr(model, "config", model)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Operations of one `generate`: `prefill` gives the first new token, `decode` all later ones."""
+
+    prefill: int
+    decode: int
+    convention: str = "flops"
+
+    @property
+    def total(self) -> int:
+        return self.prefill + self.decode
+
+
+def llm_flops(model: Any, prompt: int, new_tokens: int = 1, *, batch: int = 1) -> Flops:
+    """What the LLM computes for a prompt of `prompt` tokens, text and visual, and `new_tokens` greedy or sampled ones.
+
+    `model` is a model, its config or an `LLMShape`. Convention "flops" (see `CONVENTIONS`).
+
+    >>> vicuna = LLMShape(layers=32, width=4096, inner=11008, heads=32, kv_heads=32, head_width=128, vocabulary=32064)
+    >>> full, pruned = llm_flops(vicuna, 576 + 64), llm_flops(vicuna, 64 + 64)
+    >>> f"{full.prefill / 1e12:.2f} T, {pruned.prefill / 1e12:.2f} T"
+    '8.50 T, 1.67 T'
+    """
+    for name, value in (("prompt", prompt), ("new_tokens", new_tokens), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1.")
+    shape = LLMShape.of(model)
+    steps = range(1, new_tokens)
+    return Flops(
+        prefill=batch * shape.forward(prompt, prompt),
+        decode=batch * sum(shape.forward(1, prompt + step) for step in steps),
+    )
+
+
+def paper_macs(model: Any, visual_tokens: int) -> int:
+    """The count that papers quote: convention "paper" (see `CONVENTIONS`), k and v projections in their own size.
+
+    >>> vicuna = LLMShape(layers=32, width=4096, inner=11008, heads=32, kv_heads=32, head_width=128, vocabulary=32064)
+    >>> f"{paper_macs(vicuna, 576) / 1e12:.2f} T, {paper_macs(vicuna, 2880) / 1e12:.2f} T"
+    '3.82 T, 20.83 T'
+    """
+    if visual_tokens < 0:
+        raise ValueError(f"visual_tokens={visual_tokens}: must not be negative.")
+    shape = LLMShape.of(model)
+    logits = 2 * shape.width * shape.vocabulary
+    return (shape.forward(visual_tokens, visual_tokens) - logits) // 2
+
+
+def vision_flops(model: Any) -> int:
+    """Operations of the vision tower and projector for one image of a LLaVA with a CLIP or SigLIP tower, two per multiply-add.
+
+    All the tower's layers count, as transformers runs them all, also when an earlier layer's states are read.
+    """
+    config = getattr(model, "config", model)
+    tower = config.vision_config
+    if tower.model_type not in ("clip_vision_model", "siglip_vision_model"):
+        raise ValueError(f"model has a {tower.model_type!r} tower: operations are known for CLIP and SigLIP.")
+    width, inner = tower.hidden_size, tower.intermediate_size
+    patches = (tower.image_size // tower.patch_size) ** 2
+    clip = tower.model_type == "clip_vision_model"
+    tokens = patches + 1 if clip else patches
+    layer = 8 * tokens * width**2 + 4 * tokens**2 * width + 4 * tokens * width * inner
+    total = 2 * patches * tower.num_channels * tower.patch_size**2 * width + tower.num_hidden_layers * layer
+    if not clip and getattr(tower, "vision_use_head", True):  # one learnt query attends to all patches, then an MLP
+        total += 4 * (tokens + 1) * width**2 + 4 * tokens * width + 4 * width * inner
+    layers = config.vision_feature_layer
+    read = width * (1 if isinstance(layers, int) else len(layers))
+    visual = patches if config.vision_feature_select_strategy == "default" or not clip else tokens
+    hidden = config.get_text_config().hidden_size
+    return total + 2 * visual * hidden * (read + hidden)

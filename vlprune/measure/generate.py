@@ -1,0 +1,60 @@
+"""One `generate`, and all that it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from vlprune.measure.flops import Flops, LLMShape, llm_flops
+from vlprune.measure.latency import Clock, Latency
+from vlprune.measure.memory import cache_bytes
+
+
+@dataclass(frozen=True)
+class Run:
+    """`new` (B, new tokens) are the generated ids. `prompt_tokens` entered the LLM, per row, `visual_tokens` of them visual in
+    all rows together; `flops` is None for a decoder whose formula is not known."""
+
+    new: Tensor
+    prompt_tokens: int
+    visual_tokens: int
+    flops: Flops | None
+    kv_bytes: int
+    latency: Latency
+
+
+def measure_generate(
+    model: Any, inputs: dict[str, Any], *, pruner: Any = None, repeats: int = 1, warmup: int = 0, **options: Any
+) -> Run:
+    """Run `model.generate(**inputs, **options)`, greedy unless told otherwise, and say what it cost.
+
+    `inputs` come from the processor; `pruner` is the one attached to the model, if any (give it `cache_bytes=0` to time the
+    tower in every run). The seconds are medians over `repeats`, after `warmup` runs that do not count. Beams are not counted.
+
+    Example:
+        run = measure_generate(model, inputs, repeats=5, warmup=1, max_new_tokens=16)
+        run.latency.prefill, run.flops.total, run.kv_bytes
+    """
+    if repeats < 1 or warmup < 0:
+        raise ValueError(f"repeats={repeats}, warmup={warmup}: at least one repeat, and no negative warm-up.")
+    if options.get("num_beams", 1) != 1:
+        raise ValueError(f"num_beams={options['num_beams']}: beams are not counted, pass 1.")
+    options = {"do_sample": False, **options, "return_dict_in_generate": True}
+    times: list[Latency] = []
+    for _ in range(warmup):
+        model.generate(**inputs, **options)
+    for _ in range(repeats):
+        with Clock(model, pruner) as clock:
+            output = model.generate(**inputs, **options)
+        times.append(clock.latency)
+    ids = inputs["input_ids"]
+    new = output.sequences[:, ids.shape[1] :]
+    batch, prompt = clock.prompt
+    visual = int((ids == model.config.image_token_id).sum())
+    if pruner is not None:
+        visual -= sum(record.before - record.after for record in pruner.records)
+    flops = llm_flops(model, prompt, new.shape[1], batch=batch) if LLMShape.knows(model) else None
+    held = cache_bytes(output.past_key_values)
+    return Run(new, prompt, visual, flops, held, Latency.median(times))

@@ -1,0 +1,121 @@
+"""Seconds of one `generate`, split into vision, selection, prefill and decode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds. `vision`: tower and projector. `selection`: choosing tokens, from the question's embedding to the indices.
+
+    `prefill`: the LLM's first forward. `decode`: from there to the end. `rest`: what is left of the call (preparing it,
+    merging and shortening the prompt).
+
+    >>> Latency(vision=1.0, selection=0.5, prefill=2.0, decode=3.0, rest=0.25).total
+    6.75
+    """
+
+    vision: float = 0.0
+    selection: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    rest: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.vision + self.selection + self.prefill + self.decode + self.rest
+
+    @staticmethod
+    def median(runs: Sequence[Latency]) -> Latency:
+        """The median of each part.
+
+        >>> Latency.median([Latency(vision=1.0), Latency(vision=9.0), Latency(vision=2.0)]).vision
+        2.0
+        """
+        if not runs:
+            raise ValueError("runs is empty: pass at least one Latency.")
+        return Latency(**{part.name: median(getattr(run, part.name) for run in runs) for part in fields(Latency)})
+
+
+class Clock:
+    """Times one `model.generate` inside its `with`; hooks see the phases go by, and are gone afterwards.
+
+    `pruner` is the one attached to the model, if any: the seconds of selection are read from its records. On a GPU the
+    marks wait for the device, five times a call; decoding steps are not slowed. `prompt` is then (rows, tokens) of what
+    entered the LLM.
+
+    Example:
+        with Clock(model, pruner) as clock:
+            model.generate(**inputs)
+        clock.latency.prefill, clock.prompt
+    """
+
+    def __init__(self, model: Any, pruner: Any = None) -> None:
+        self._model, self._pruner = model, pruner
+        self._handles: list[Any] = []
+        self._vision = self._began = self._entered = self._looking = 0.0
+        self._first: float | None = None
+        self.prompt: tuple[int, int] = (0, 0)
+        self.latency = Latency()
+
+    def __enter__(self) -> Clock:
+        model = self._model
+        decoder = model.get_decoder()
+        encoders = [child for child in model.base_model.children() if child is not decoder]
+        for encoder in encoders:
+            self._handles.append(encoder.register_forward_pre_hook(self._vision_starts))
+            self._handles.append(encoder.register_forward_hook(self._vision_stops))
+        self._handles.append(decoder.register_forward_pre_hook(self._prefill_starts, with_kwargs=True))
+        self._handles.append(model.register_forward_hook(self._forward_stops))
+        self._vision, self._first = 0.0, None
+        self._began = self._now()
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if kind is not None:
+            return
+        ended = self._now()
+        if self._first is None:
+            raise RuntimeError("nothing ran inside the clock: call model.generate(...) in its with.")
+        records = self._pruner.records if self._pruner is not None else []
+        selection = sum(record.seconds for record in records)
+        prefill, decode = self._first - self._entered, ended - self._first
+        known = self._vision + selection + prefill + decode
+        rest = max(0.0, ended - self._began - known)
+        self.latency = Latency(self._vision, selection, prefill, decode, rest)
+
+    def _now(self) -> float:
+        device = self._model.device
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+    def _vision_starts(self, module: Any, args: Any) -> None:
+        if self._first is None:
+            self._looking = self._now()
+
+    def _vision_stops(self, module: Any, args: Any, output: Any) -> None:
+        if self._first is None:
+            self._vision += self._now() - self._looking
+
+    def _prefill_starts(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        # A pruner looks into the decoder's door once before the real call, so the last entry counts.
+        if self._first is None:
+            embeds = kwargs.get("inputs_embeds")
+            if embeds is not None:
+                self.prompt = (embeds.shape[0], embeds.shape[1])
+            self._entered = self._now()
+
+    def _forward_stops(self, module: Any, args: Any, output: Any) -> None:
+        if self._first is None:
+            self._first = self._now()

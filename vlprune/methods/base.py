@@ -1,0 +1,43 @@
+"""What a method is: a frozen dataclass whose fields are its settings and whose `select` is its code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vlprune.budget import Budget
+from vlprune.selection import Selection
+
+if TYPE_CHECKING:
+    from vlprune.models import TokenView
+    from vlprune.query import Query
+
+
+@dataclass(frozen=True)
+class Method:
+    """Chooses visual tokens. `keep` is a number of tokens per image, a ratio in (0, 1], or a `Budget`.
+
+    >>> from vlprune import Random
+    >>> Random(keep=0.5).count(576)
+    288
+    """
+
+    keep: int | float | Budget = 64
+
+    name: ClassVar[str]
+    #: Whether `select` looks at the question. Where it does, a `relevance` field may name its source: "llm" or "clip".
+    needs_query: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        Budget.of(self.keep)
+
+    def count(self, n: int) -> int:
+        """How many of an image's `n` tokens to keep."""
+        return Budget.of(self.keep).count(n)
+
+    def select(self, view: TokenView, query: Query | None) -> Selection:
+        """Choose `count(view.n)` tokens of each image of the view; `query` is None unless `needs_query`.
+
+        The answer for one image must not depend on the others in the view.
+        """
+        raise NotImplementedError

@@ -1,0 +1,32 @@
+"""Diversity without the question: the determinantal process with every token equally relevant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vlprune.methods.base import Method
+from vlprune.selection import Selection, greedy_map_features
+
+if TYPE_CHECKING:
+    from vlprune.models import TokenView
+    from vlprune.query import Query
+
+
+@dataclass(frozen=True)
+class DppOnly(Method):
+    """Greedy determinantal selection on the cosine kernel of the tokens.
+
+    >>> import torch
+    >>> from vlprune.models import TokenView
+    >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]])
+    >>> DppOnly(keep=2).select(TokenView(tokens, (2, 2)), None).kept
+    tensor([[0, 2]])
+    """
+
+    name: ClassVar[str] = "dpp_only"
+
+    def select(self, view: TokenView, query: Query | None) -> Selection:
+        ones = view.features.new_ones(view.features.shape[:2])
+        order = greedy_map_features(view.features, ones, self.count(view.n))
+        return Selection(kept=order.sort(dim=1).values, order=order)

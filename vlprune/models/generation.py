@@ -1,0 +1,51 @@
+"""What `generate` is told about a prompt's length, for a prompt that has become shorter."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class PromptStreamer:
+    """Shows a streamer the prompt as the user wrote it, then passes the new tokens on."""
+
+    def __init__(self, streamer: Any, prompt: Tensor) -> None:
+        self._streamer = streamer
+        self._prompt: Tensor | None = prompt
+
+    def put(self, value: Tensor) -> None:
+        self._streamer.put(value if self._prompt is None else self._prompt.cpu())
+        self._prompt = None
+
+    def end(self) -> None:
+        self._streamer.end()
+
+
+def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
+    """A generation setting as `generate(**kwargs)` will see it: the argument, else its config, else the model's."""
+    for value in (kwargs.get(name), getattr(kwargs.get("generation_config"), name, None)):
+        if value is not None:
+            return value
+    return getattr(model.generation_config, name, None)
+
+
+def shift_lengths(model: Any, kwargs: dict[str, Any], shift: int) -> None:
+    """Move `max_length` and `min_length`, which count the prompt, by `shift`; in place."""
+    for name, instead in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
+        value = setting(model, kwargs, name)
+        if not shift or not value or setting(model, kwargs, instead) is not None:
+            continue
+        config = kwargs.get("generation_config")
+        if config is not None and kwargs.get(name) is None:
+            kwargs["generation_config"] = config = copy.deepcopy(config)
+            setattr(config, name, max(0, value + shift))
+        else:
+            kwargs[name] = max(0, value + shift)
+
+
+def padding_mask(model: Any, kwargs: dict[str, Any], ids: Tensor) -> Tensor:
+    """The mask that transformers infers: padding is what equals the pad token, unless that also ends a text."""
+    pad, eos = setting(model, kwargs, "pad_token_id"), setting(model, kwargs, "eos_token_id")
+    ends = eos if isinstance(eos, (list, tuple)) else [eos]
+    return torch.ones_like(ids) if pad is None or pad in ends else (ids != pad).long()

@@ -1,0 +1,128 @@
+"""Where each token of a shortened prompt comes from.
+
+`B` rows, `L` columns before, `S` columns after. A column of the shortened prompt that no token needs (rows lose different
+numbers of tokens) is a filler: it is masked, and lies where the prompt's own padding lies.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ATTRIBUTE = "_vlprune_layout"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`ids` (B, L) the prompt before; `index` (B, S) the column each token came from; `mask` (B, S) 0 where padded.
+
+    `fillers` tells, without asking the device, whether `mask` may hold a 0. `records` are the images' records.
+    """
+
+    ids: Tensor
+    index: Tensor
+    mask: Tensor
+    fillers: bool
+    records: tuple[Any, ...] = field(default=())
+
+    @property
+    def before(self) -> int:
+        return self.ids.shape[1]
+
+    @property
+    def after(self) -> int:
+        return self.index.shape[1]
+
+    def gather(self, columns: Tensor) -> Tensor:
+        """Shorten a (B, L) or (B, L, d) companion of the prompt."""
+        if columns.ndim == 2:
+            return columns.gather(1, self.index)
+        return columns.gather(1, self.index.unsqueeze(-1).expand(-1, -1, columns.shape[-1]))
+
+    def dropped(self, mask: Tensor) -> Tensor:
+        """(B, L) True for the real tokens (mask 1) that are gone."""
+        kept = torch.zeros_like(mask, dtype=torch.bool)
+        kept.scatter_(1, self.index, self.mask.bool())
+        return mask.bool() & ~kept
+
+    def repeated(self, times: int) -> "Layout":
+        """The same for `times` copies of every row, side by side."""
+        if times == 1:
+            return self
+        ids, index, mask = (t.repeat_interleave(times, dim=0) for t in (self.ids, self.index, self.mask))
+        return Layout(ids, index, mask, self.fillers, self.records)
+
+
+def whole(ids: Tensor, mask: Tensor, records: tuple[Any, ...] = ()) -> Layout:
+    """The layout that drops nothing.
+
+    >>> whole(torch.tensor([[5, 6]]), torch.ones(1, 2, dtype=torch.long)).index
+    tensor([[0, 1]])
+    """
+    index = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
+    return Layout(ids, index, mask, True, records)
+
+
+def shorten(ids: Tensor, mask: Tensor, drop: Tensor, lost: list[int], real: list[int]) -> Layout:
+    """Drop columns per row and close the gaps, padding on the side where the prompt is padded (the left unless it ends in padding).
+
+    `mask` (B, L) is 1 for real tokens, `drop` (B, L) is True for real tokens to drop; `lost` and `real` count both per row
+    (the caller knows them, and asking the device would wait for it). Padding that all rows share stays.
+
+    >>> ids = torch.tensor([[1, 9, 9, 2], [0, 0, 3, 4]])
+    >>> layout = shorten(ids, (ids > 0).long(), ids == 9, lost=[2, 0], real=[4, 2])
+    >>> layout.gather(ids), layout.mask
+    (tensor([[1, 2],
+            [3, 4]]), tensor([[1, 1],
+            [1, 1]]))
+    """
+    if not any(lost):
+        return whole(ids, mask)
+    length = ids.shape[1]
+    left = [count - gone for count, gone in zip(real, lost)]
+    size = max(left) + length - max(real)
+    keep = mask.bool() & ~drop
+    # Stable sorts keep the order of tokens; a row that is padded on the right has its first column real and its last not.
+    front = keep.int().argsort(dim=1, stable=True)[:, length - size :]
+    back = (~keep).int().argsort(dim=1, stable=True)[:, :size]
+    right = (mask[:, 0].bool().all() & ~mask[:, -1].bool().all()) if min(real) < length else None
+    index = front if right is None else torch.where(right, back, front)
+    kept = torch.where(keep, mask, torch.zeros_like(mask)).gather(1, index)
+    return Layout(ids, index, kept, min(left) < size)
+
+
+def joined(first: Layout, rest: Layout, ids: Tensor) -> Layout:
+    """A frozen beginning of a prompt, then the layout of its remaining columns."""
+    start = ids.shape[1] - rest.before
+    index = torch.cat([first.index, rest.index + start], dim=1)
+    mask = torch.cat([first.mask, rest.mask.to(first.mask.dtype)], dim=1)
+    return Layout(ids, index, mask, first.fillers or rest.fillers, first.records + rest.records)
+
+
+def frozen(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:
+    """The beginning of a longer prompt `ids` (B, L) that a cache of `cached` tokens holds, as `layout` laid it out.
+
+    It ends where the two prompts part, or where the cache ends (it also holds the tokens that were generated).
+    Raises `ValueError` when the cache holds more than the prompts share.
+    """
+    rows = ids.shape[0]
+    if rows % layout.ids.shape[0]:
+        raise ValueError(
+            f"past_key_values was filled by {layout.ids.shape[0]} prompts and cannot continue {rows}."
+        )
+    layout = layout.repeated(rows // layout.ids.shape[0])
+    shared = min(layout.before, ids.shape[1])
+    end = int((layout.ids[:, :shared] == ids[:, :shared]).all(dim=0).int().cumprod(0).sum())
+    size = layout.after
+    if end < layout.before:
+        size = int((layout.index < end).all(dim=0).int().cumprod(0).sum())
+    if size < min(cached, layout.after) or bool((layout.index[:, size:] < end).any()):
+        raise ValueError(
+            "past_key_values holds another prompt than input_ids: pass the earlier prompt, unchanged, then the new turn."
+        )
+    more = whole(ids[:, end : end + max(0, cached - size)], mask[:, end : end + max(0, cached - size)])
+    first = Layout(
+        ids[:, :end], layout.index[:, :size], layout.mask[:, :size], layout.fillers, layout.records
+    )
+    return joined(first, more, ids[:, : end + more.before])

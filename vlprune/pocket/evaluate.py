@@ -1,0 +1,138 @@
+"""How well the pocket model answers under a budget: `python -m vlprune.pocket.evaluate --keep 192,64,16`.
+
+Every question of a split is asked through `attach` and `generate`, as a user would; the answer counts when it is the right
+word. The figures are those of one split, so compare methods on "validation" and report on "test".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from vlprune.methods import DppOnly, Method, Random, Script
+from vlprune.pocket.world import KINDS, benchmark
+
+
+@dataclass(frozen=True)
+class Score:
+    """Right answers and questions, per kind."""
+
+    right: dict[str, int]
+    asked: dict[str, int]
+
+    def percent(self, kind: str | None = None) -> float:
+        """Percent right of one kind, or the mean over the kinds."""
+        kinds = [kind] if kind else list(self.asked)
+        return 100 * sum(self.right[k] / self.asked[k] for k in kinds) / len(kinds)
+
+    def margin(self) -> float:
+        """Half the width of the mean's 95 % interval, in percent."""
+        shares = [(self.right[k] / self.asked[k], self.asked[k]) for k in self.asked]
+        return 196 * math.sqrt(sum(p * (1 - p) / n for p, n in shares)) / len(shares)
+
+
+class Exam:
+    """The questions of a split, drawn, tokenised and ready to be asked again and again.
+
+    >>> from vlprune import pocket
+    >>> exam = Exam("test", per_kind=1, loaded=pocket.load())
+    >>> exam.take(None).percent() > 50
+    True
+    """
+
+    def __init__(self, split: str, per_kind: int, loaded: tuple[Any, Any, Any], batch: int = 32) -> None:
+        import torch
+
+        from vlprune.pocket.render import images
+
+        self.model, self.processor, self.clip = loaded
+        self.batches = []
+        rows = [(scene, question) for scene, found in benchmark(split, per_kind) for question in found]
+        for start in range(0, len(rows), batch):
+            part = rows[start : start + batch]
+            pictures = {scene.name: picture for scene in {s.name: s for s, _ in part}.values() for picture in images([scene])}
+            prompts = [_prompt(self.processor, question.text) for _, question in part]
+            inputs = self.processor(
+                images=[pictures[scene.name] for scene, _ in part], text=prompts, padding=True, return_tensors="pt"
+            ).to(self.model.device)
+            self.batches.append((inputs, [question for _, question in part]))
+        self._no_grad = torch.inference_mode
+
+    def take(self, method: Method | None, **options: Any) -> Score:
+        """Ask everything with a method, or with all tokens (None); `options` go to `attach`."""
+        from vlprune.pruner import attach
+
+        right, asked = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+        for inputs, questions in self.batches:
+            attached: Any = nullcontext()
+            if method is not None:
+                clip = {"dual_encoder": (self.clip, self.processor.tokenizer)}
+                attached = attach(
+                    self.model, method, processor=self.processor, query=[q.text for q in questions], **(clip | options)
+                )
+            with attached, self._no_grad():
+                out = self.model.generate(**inputs, max_new_tokens=1, do_sample=False)
+            words = self.processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+            for word, question in zip(words, questions):
+                asked[question.kind] += 1
+                right[question.kind] += word.strip() == question.answer
+        return Score(right, asked)
+
+
+def _prompt(processor: Any, text: str) -> str:
+    content = [{"type": "image"}, {"type": "text", "text": text}]
+    return processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+
+
+def methods_at(keep: int) -> dict[str, Method]:
+    """The methods that the model card compares."""
+    return {
+        "random": Random(keep=keep),
+        "dpp": DppOnly(keep=keep),
+        "script": Script(keep=keep),
+    }
+
+
+def table(exam: Exam, budgets: Iterable[int], names: Sequence[str]) -> list[tuple[str, int, Score]]:
+    """Scores of the whole model, then of every method at every budget, shown as they come."""
+    from rich.console import Console
+
+    console = Console(width=110)
+    rows: list[tuple[str, int, Score]] = []
+    runs: list[tuple[str, int, Method | None]] = [("all tokens", 576, None)]
+    runs += [(name, keep, methods_at(keep)[name]) for keep in budgets for name in names]
+    console.print("method      tokens  " + "".join(f"{kind:>7}" for kind in KINDS) + "     mean")
+    for name, keep, method in runs:
+        score = exam.take(method)
+        rows.append((name, keep, score))
+        cells = "".join(f"{score.percent(kind):7.1f}" for kind in KINDS)
+        console.print(f"{name:<12}{keep:>6}  {cells}  {score.percent():7.1f} ± {score.margin():.1f}", highlight=False)
+    return rows
+
+
+def main() -> None:
+    from vlprune import pocket
+
+    parser = argparse.ArgumentParser(prog="python -m vlprune.pocket.evaluate", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--split", default="test", choices=("validation", "test"))
+    parser.add_argument("--per-kind", type=int, default=600, help="questions of each kind")
+    parser.add_argument("--keep", default="192,128,64,32,16", help="budgets, with commas")
+    parser.add_argument("--methods", default="random,dpp,script", help="with commas")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", help="write the counts there")
+    args = parser.parse_args()
+    model, processor, clip = pocket.load()
+    exam = Exam(args.split, args.per_kind, (model.to(args.device), processor, clip.to(args.device)))
+    rows = table(exam, [int(k) for k in args.keep.split(",")], args.methods.split(","))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump([{"method": n, "keep": k, "right": s.right, "asked": s.asked} for n, k, s in rows], file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

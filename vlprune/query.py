@@ -1,0 +1,334 @@
+"""From a prompt to the question in it, and to the question's embedding."""
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Sentences that benchmarks put after the question to shape the answer; they say nothing about the image.
+FORMAT_HINTS = (
+    "Answer the question using a single word or phrase.",
+    "Answer the question using a single word, phrase, or sentence.",
+    "Answer with the option's letter from the given choices directly.",
+    "Answer the question with the option's letter from the given choices directly.",
+    "Answer with a single word or phrase.",
+    "Please answer yes or no.",
+    "Answer yes or no.",
+)
+
+
+@dataclass(frozen=True)
+class Query:
+    """The question of each of `B` images, in the space where relevance is measured.
+
+    `image` (B, n, c) are the visual tokens and `text` (B, 1, c) the mean of the question's embedding in that space;
+    relevance is `sign` times their cosine. `source` says whose space it is: "llm" or "clip". `tokens` is one (l, d) tensor
+    per image, the LLM's own embeddings of the question's tokens; empty where the source is "clip".
+    """
+
+    image: Tensor
+    text: Tensor
+    sign: int
+    source: str
+    texts: tuple[str | None, ...]
+    tokens: tuple[Tensor, ...] = ()
+
+
+def clean(text: str, drop: Iterable[str] = ()) -> str:
+    """The question alone: without the words in `drop`, the turn words, format hints and double spaces.
+
+    >>> clean("USER: <image> What is it? Answer the question using a single word or phrase. ASSISTANT:", ["<image>"])
+    'What is it?'
+    """
+    for word in drop:
+        text = text.replace(word, " ")
+    for hint in FORMAT_HINTS:
+        pieces = re.findall(r"\w+|[^\w\s]", hint)
+        text = re.sub(
+            r"(?<!\w)" + r"\s*".join(map(re.escape, pieces[:-1])) + r"\s*\.?(?!\w)", " ", text, flags=re.I
+        )
+    text = re.sub(r"^\s*USER\s*:|\bASSISTANT\s*:\s*$", " ", text)
+    return " ".join(text.split())
+
+
+class Questions:
+    """Finds each row's question: the given one, else the last user turn of the prompt.
+
+    With a processor (or tokenizer) the turn is cut out of the decoded prompt by its chat template. Without one, it is
+    what follows the last image, less special tokens, and has no text.
+    """
+
+    def __init__(self, model: Any, method: Any, processor: Any, placeholder: int, dual_encoder: Any) -> None:
+        self._embed = model.get_input_embeddings()
+        self._tokenizer = getattr(processor, "tokenizer", processor)
+        self._turn = _turn_marks(processor)
+        self._placeholder = placeholder
+        self._special = _special_ids(model) | {placeholder}
+        self._warned = False
+        self._needed = bool(method.needs_query)
+        self._sign: int | None = getattr(method, "sign", None)
+        self._dual = load_dual_encoder(dual_encoder, model, processor) if dual_encoder is not None else None
+        wants = getattr(method, "relevance", "auto")
+        if wants == "clip" and self._dual is None:
+            raise ValueError(
+                "relevance='clip' needs attach(..., dual_encoder=): a CLIPModel, or the id or path of one."
+            )
+        self._source = "clip" if self._dual is not None and wants != "llm" else "llm"
+
+    def asker(
+        self, rows: list[list[int]], units: Iterable[Any], query: "str | Sequence[str | None] | None"
+    ) -> "Callable[[Any, list[int]], Query | None]":
+        """A function (view, rows of its images) -> their `Query`, for one call; it gives None to a method that needs none."""
+        if not self._needed:
+            return lambda view, at: None
+        found = self.find(rows, sorted({unit.row for unit in units}), query)
+        return lambda view, at: self._query(view, [found[row] for row in at])
+
+    def _query(self, view: Any, questions: "list[tuple[str | None, list[int]]]") -> Query:
+        texts = tuple(text for text, _ in questions)
+        if self._source == "clip":
+            assert self._dual is not None
+            spoken = [text for text in texts if text]
+            if len(spoken) != len(texts):
+                raise ValueError(
+                    "relevance='clip' needs the question's text: pass query= or attach(..., processor=)."
+                )
+            if view.tower is None:
+                raise ValueError(
+                    "relevance='clip' needs the vision tower's hidden states, which this model did not give."
+                )
+            distinct = sorted(set(spoken))
+            text = self._dual.text(distinct).to(view.features.device)[[distinct.index(one) for one in spoken]]
+            return Query(self._dual.image(view.tower), text, self._sign or self._dual.sign, "clip", texts)
+        if not all(ids for _, ids in questions):
+            raise ValueError("query= needs attach(..., processor=) to turn its text into the LLM's tokens.")
+        tokens = tuple(self._embedded(ids).to(view.features.device) for _, ids in questions)
+        text = torch.stack([token.float().mean(dim=0, keepdim=True) for token in tokens])
+        return Query(view.features, text, self._sign or 1, "llm", texts, tokens)
+
+    def find(
+        self, rows: list[list[int]], wanted: Iterable[int], query: "str | Sequence[str | None] | None"
+    ) -> "dict[int, tuple[str | None, list[int]]]":
+        """The text (None without a tokenizer) and token ids of the question of each wanted row.
+
+        `rows` are the token ids of each row of the batch, without padding.
+        """
+        given = _per_row(query, len(rows))
+        found: dict[int, tuple[str | None, list[int]]] = {}
+        for row in wanted:
+            text = given[row]
+            if text is None and query is not None and not isinstance(query, str):
+                raise ValueError(
+                    f"query[{row}] is None, but row {row} of the prompt has an image: pass its question."
+                )
+            ids: list[int] = []
+            if text is None and self._tokenizer is None:
+                last = max(i for i, token in enumerate(rows[row]) if token == self._placeholder)
+                ids = [token for token in rows[row][last + 1 :] if token not in self._special]
+            else:
+                text = text if text is not None else self._last_turn(rows[row])
+                if self._tokenizer is not None:
+                    ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+            if not ids and not (text or "").strip():
+                raise ValueError(
+                    f"no question was found in row {row} of the prompt: pass query= with its text."
+                )
+            found[row] = (text, ids)
+        return found
+
+    def _embedded(self, ids: list[int]) -> Tensor:
+        weight = self._embed.weight
+        return self._embed(torch.tensor(ids, device=weight.device)).detach()
+
+    def _last_turn(self, ids: list[int]) -> str:
+        tokenizer = self._tokenizer
+        image = tokenizer.decode([self._placeholder])
+        special = [token for token in tokenizer.all_special_tokens if token] + [image]
+        text = tokenizer.decode(
+            [token for token in ids if token != self._placeholder], skip_special_tokens=False
+        )
+        if self._turn is not None:
+            turn = _between(text, *self._turn)
+            if turn is not None:
+                return clean(turn, special)
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    "vlprune: the chat template's user turn was not found in the prompt; "
+                    "the text after the last image is taken as the question (pass query= to say it yourself).",
+                    stacklevel=2,
+                )
+        last = max((i for i, token in enumerate(ids) if token == self._placeholder), default=-1)
+        return clean(tokenizer.decode(ids[last + 1 :], skip_special_tokens=True), special)
+
+
+def _per_row(query: "str | Sequence[str | None] | None", rows: int) -> "list[str | None]":
+    if query is None or isinstance(query, str):
+        return [query] * rows
+    if len(query) != rows:
+        raise ValueError(
+            f"query has {len(query)} entries, but the prompt has {rows} rows: pass one per row or one string."
+        )
+    return list(query)
+
+
+def check_query(query: Any) -> None:
+    """Raise `TypeError` unless `query` is None, a string, or a list of strings (None for rows without an image)."""
+    if query is None or isinstance(query, str):
+        return
+    if not isinstance(query, (list, tuple)) or not all(q is None or isinstance(q, str) for q in query):
+        raise TypeError(f"query={query!r}: pass a string, or a list with one string (or None) per row.")
+
+
+def _special_ids(model: Any) -> set[int]:
+    special: set[int] = set()
+    for config in (model.config, model.config.get_text_config(), model.generation_config):
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(config, name, None)
+            special.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+    return special
+
+
+def _turn_marks(processor: Any) -> tuple[str, str] | None:
+    """What the chat template writes before a user's text and after it, found by rendering a conversation of marks."""
+    if getattr(processor, "chat_template", None) is None:
+        processor = getattr(processor, "tokenizer", None)
+    if getattr(processor, "chat_template", None) is None:
+        return None
+    said = ["vlprunefirst", "vlprunesecond", "vlprunethird"]
+    for parts in (True, False):  # templates take a turn's content as a list of parts, or as a string
+        turns = [
+            {"role": role, "content": [{"type": "text", "text": text}] if parts else text}
+            for role, text in zip(("user", "assistant", "user"), said)
+        ]
+        marks = _rendered_marks(processor, turns, said)
+        if marks is not None:
+            return marks
+    return None
+
+
+def _rendered_marks(processor: Any, turns: list[dict[str, Any]], said: list[str]) -> tuple[str, str] | None:
+    from jinja2.exceptions import TemplateError
+
+    try:
+        text = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    except (TemplateError, TypeError):  # not the kind of conversation that this template takes
+        return None
+    pieces = re.split("|".join(said), text)
+    if len(pieces) != 4 or "'type'" in text:
+        return None
+    before, _, between, after = pieces
+    size = 0
+    while size < min(len(before), len(between)) and before[-size - 1] == between[-size - 1]:
+        size += 1
+    header = before[len(before) - size :]
+    return (header, after) if header.strip() else None
+
+
+def _between(text: str, header: str, after: str) -> str | None:
+    """The last stretch of `text` after `header` and before `after`, whatever the spacing (decoding may change it)."""
+    places = [i for i, char in enumerate(text) if not char.isspace()]
+    solid = "".join(text[i] for i in places)
+    header, after = "".join(header.split()), "".join(after.split())
+    start = solid.rfind(header)
+    if start < 0:
+        return None
+    start += len(header)
+    end = solid.find(after, start) if after else -1
+    first = places[start] if start < len(places) else len(text)
+    return text[first : places[end] if end >= 0 else len(text)]
+
+
+class DualEncoder:
+    """A text tower and an image tower that share a space: relevance as CLIP or SigLIP see it.
+
+    The image side is `visual_projection(post_layernorm(h))` of the hidden states `h` that the multimodal model's own
+    tower has just computed; the tower of the dual encoder is not run. The text side is the mean of the `text_embeds` of
+    the question's chunks, each as long as the text tower can read.
+    """
+
+    def __init__(self, encoder: Any, tokenizer: Any, model: Any) -> None:
+        self.encoder, self.tokenizer = encoder, tokenizer
+        vision = getattr(encoder.config, "vision_config", None)
+        if vision is None or not hasattr(encoder, "get_text_features"):
+            raise TypeError(f"dual_encoder is a {type(encoder).__name__}: pass a CLIPModel or a SiglipModel.")
+        tower = model.config.vision_config
+        if vision.hidden_size != tower.hidden_size:
+            raise ValueError(
+                f"dual_encoder {type(encoder).__name__} has a vision tower of width {vision.hidden_size}, but the tower of "
+                f"{type(model).__name__} has {tower.hidden_size}: pass the encoder that the model was built on."
+            )
+        self._siglip = str(encoder.config.model_type).startswith("siglip")
+        self._length = int(encoder.config.text_config.max_position_embeddings)
+        if tokenizer.eos_token_id is None:
+            raise ValueError("dual_encoder: its tokenizer has no end-of-text token.")
+
+    @property
+    def sign(self) -> int:
+        """−1 for CLIP, +1 for others, or what the encoder's config says in `relevance_sign`."""
+        default = -1 if self.encoder.config.model_type == "clip" else 1
+        return int(getattr(self.encoder.config, "relevance_sign", default))
+
+    @torch.no_grad()
+    def image(self, states: Tensor) -> Tensor:
+        """(B, n, d_v) hidden states of the tower -> (B, n, c) in the shared space, on the states' device."""
+        norm = self.encoder.vision_model.post_layernorm
+        project = getattr(self.encoder, "visual_projection", torch.nn.Identity())
+        return project(norm(states.to(norm.weight.device, norm.weight.dtype))).to(states.device)
+
+    def chunks(self, text: str) -> list[list[int]]:
+        """The token ids of the text, in pieces that the text tower can read, each with its own begin and end."""
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        end = [self.tokenizer.eos_token_id]
+        begin = [] if self._siglip or self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
+        size = self._length - len(begin) - len(end)
+        return [begin + ids[i : i + size] + end for i in range(0, max(len(ids), 1), size)]
+
+    @torch.no_grad()
+    def text(self, texts: Sequence[str]) -> Tensor:
+        """(B, 1, c): each text's mean over its chunks' text embeddings, in float32."""
+        chunks = [self.chunks(text) for text in texts]
+        flat = [chunk for pieces in chunks for chunk in pieces]
+        width = self._length if self._siglip else max(map(len, flat))
+        pad = self.tokenizer.pad_token_id
+        pad = self.tokenizer.eos_token_id if pad is None else pad
+        device = self.encoder.device
+        ids = torch.tensor([chunk + [pad] * (width - len(chunk)) for chunk in flat], device=device)
+        mask = torch.tensor([[1] * len(chunk) + [0] * (width - len(chunk)) for chunk in flat], device=device)
+        output = self.encoder.get_text_features(input_ids=ids, attention_mask=None if self._siglip else mask)
+        embeds = getattr(output, "pooler_output", output).float()
+        parts = embeds.split([len(pieces) for pieces in chunks])
+        return torch.stack([part.mean(dim=0, keepdim=True) for part in parts])
+
+
+def load_dual_encoder(given: Any, model: Any, processor: Any) -> DualEncoder:
+    """What the user passed as `dual_encoder=`: a model, a (model, tokenizer) pair, or the id or path of one.
+
+    Of a model alone, the tokenizer is the processor's where their vocabularies have the same size, else the one that lies
+    where the model was loaded from.
+    """
+    if isinstance(given, str):
+        from transformers import AutoModel, AutoTokenizer
+
+        encoder = AutoModel.from_pretrained(given, dtype=model.dtype).to(model.device).eval()
+        return DualEncoder(encoder, AutoTokenizer.from_pretrained(given), model)
+    if isinstance(given, tuple):
+        encoder, tokenizer = given
+        return DualEncoder(encoder, tokenizer, model)
+    if not hasattr(given, "config"):
+        raise TypeError(
+            f"dual_encoder={given!r}: pass a CLIPModel, a (model, tokenizer) pair, or an id or path."
+        )
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if tokenizer is not None and len(tokenizer) == given.config.text_config.vocab_size:
+        return DualEncoder(given, tokenizer, model)
+    place = getattr(given.config, "_name_or_path", "")
+    if not place:
+        raise ValueError("dual_encoder has no tokenizer beside it: pass dual_encoder=(model, tokenizer).")
+    from transformers import AutoTokenizer
+
+    return DualEncoder(given, AutoTokenizer.from_pretrained(place), model)

@@ -1,0 +1,86 @@
+"""What one call kept of one image, and why."""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+class Stopwatch:
+    """Seconds between `start()` and `stop()`; on a GPU by events that are read only when `seconds` is asked for.
+
+    >>> watch = Stopwatch(torch.device("cpu")); watch.start(); watch.stop(); watch.seconds >= 0
+    True
+    """
+
+    def __init__(self, device: torch.device, share: int = 1) -> None:
+        self._events = device.type == "cuda"
+        self._share = share
+        self._from: float | torch.cuda.Event = 0.0
+        self._to: float | torch.cuda.Event = 0.0
+
+    def _now(self) -> "float | torch.cuda.Event":
+        if not self._events:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def start(self) -> None:
+        self._from = self._now()
+
+    def stop(self) -> None:
+        self._to = self._now()
+
+    @property
+    def seconds(self) -> float:
+        """Elapsed seconds, divided by the number of images that shared the work."""
+        if isinstance(self._from, float) and isinstance(self._to, float):
+            return (self._to - self._from) / self._share
+        assert isinstance(self._from, torch.cuda.Event)
+        assert isinstance(self._to, torch.cuda.Event)
+        self._to.synchronize()
+        return self._from.elapsed_time(self._to) / 1000.0 / self._share
+
+
+@dataclass(frozen=True)
+class Record:
+    """One image of the most recent call. Tensors stay on the model's device until you move them.
+
+    `kept` (m,) are the kept token indices in ascending order; `order` (k,) is the order of choice, `redundancy` (n,) and
+    `relevance` (n,) are scores; each of these three is None where the method has none. `before` and `after` count the
+    image's visual tokens, `grid` is (rows, columns), `row` the batch row and `image` the image's number in that row.
+    `query` is the text that was asked, `source` says whose embeddings gave the relevance ("llm" or "clip") and `sign`
+    the sign that was put on the similarity.
+
+    >>> from vlprune.record import Record
+    >>> record = Record(kept=torch.tensor([0, 3]), before=4, after=2, grid=(2, 2))
+    >>> record.after, sorted(record.scores)
+    (2, [])
+    """
+
+    kept: Tensor
+    before: int
+    after: int
+    grid: tuple[int, int]
+    row: int = 0
+    image: int = 0
+    order: Tensor | None = None
+    redundancy: Tensor | None = None
+    relevance: Tensor | None = None
+    query: str | None = None
+    source: str | None = None
+    sign: int | None = None
+    stopwatch: Stopwatch | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent on choosing: the query's embedding, the scores and the selection."""
+        return self.stopwatch.seconds if self.stopwatch is not None else 0.0
+
+    @property
+    def scores(self) -> dict[str, Tensor]:
+        """The scores that the method gave, by name, each (n,)."""
+        named = {"redundancy": self.redundancy, "relevance": self.relevance}
+        return {name: score for name, score in named.items() if score is not None}
