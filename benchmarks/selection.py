@@ -1,8 +1,8 @@
 """Script's selection against a plain torch loop, on this machine: `python benchmarks/selection.py [--device cuda]`.
 
-The baseline does what released pruning code does: it builds the n × n kernel and runs the greedy one image at a time with a
-host read (`.item()`) in every step. Both start from the same features and relevance and end with kept indices; the table
-prints medians and their ratio, and how many of the kept indices agree.
+The baseline does what released pruning code does: it builds the n × n kernel and runs the greedy one image at a time
+with a host read (`.item()`) in every step. Both start from the same features and relevance and end with kept indices;
+the table prints medians and their ratio, and how many of the kept indices agree.
 """
 
 import argparse
@@ -54,7 +54,9 @@ def main() -> None:
     args = parser.parse_args()
     name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
     print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32, medians of {args.repeats}")
-    print(f"{'images':>6} {'n':>6} {'d':>5} {'k':>5}  {'plain loop':>11} {'greedy alone':>13} {'whole Script':>13}   same")
+    print(
+        f"{'images':>6} {'n':>6} {'d':>5} {'k':>5}  {'plain loop':>11} {'greedy alone':>13} {'whole Script':>13}   same"
+    )
     for batch, n, d, k in ((1, 576, 256, 64), (1, 576, 4096, 64), (5, 576, 4096, 64), (1, 2880, 4096, 320)):
         torch.manual_seed(0)
         centres = torch.randn(40, d)
@@ -69,12 +71,12 @@ def main() -> None:
 
         base = median_ms(loop, args.device, args.repeats)
         # "released" is the greedy's own set (the graph is scored too); "supplement" runs up to 2k ranks of it
-        alone = median_ms(lambda: script("released"), args.device, args.repeats)  # noqa: B023
-        whole = median_ms(lambda: script("supplement"), args.device, args.repeats)  # noqa: B023
+        alone = median_ms(lambda: script("released"), args.device, args.repeats)
+        whole = median_ms(lambda: script("supplement"), args.device, args.repeats)
         same = (script("released") == loop()).float().mean().item()
         print(
-            f"{batch:>6} {n:>6} {d:>5} {k:>5}  {base:8.1f} ms {alone:6.1f} ms {base / alone:3.1f}x {whole:6.1f} ms {base / whole:3.1f}x"
-            f"   {same:.0%}"
+            f"{batch:>6} {n:>6} {d:>5} {k:>5}  {base:8.1f} ms {alone:6.1f} ms {base / alone:3.1f}x "
+            f"{whole:6.1f} ms {base / whole:3.1f}x   {same:.0%}"
         )
 
 

@@ -43,9 +43,7 @@ class Budget:
         if isinstance(keep, Integral) and not isinstance(keep, bool):
             return cls(tokens=int(keep))
         if not isinstance(keep, float):
-            raise ValueError(
-                f"keep={keep!r}: pass a number of tokens (int), a ratio in (0, 1] (float) or a Budget."
-            )
+            raise ValueError(f"keep={keep!r}: pass a number of tokens (int), a ratio in (0, 1] (float) or a Budget.")
         return cls(ratio=float(keep))
 
     def count(self, n: int) -> int:

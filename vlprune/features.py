@@ -36,9 +36,7 @@ class FeatureCache:
     def put(self, key: Hashable, vision: Vision) -> None:
         if key in self._images or vision.nbytes > self.limit:
             return
-        tower = (
-            vision.tower.clone() if vision.tower is not None else None
-        )  # a copy: a view would keep its batch alive
+        tower = vision.tower.clone() if vision.tower is not None else None  # a copy: a view would keep its batch alive
         self._images[key] = Vision(vision.features.clone(), tower)
         self.nbytes += vision.nbytes
         while self.nbytes > self.limit:

@@ -94,9 +94,7 @@ class Pruner:
     ) -> None:
         self.family = family_of(model)
         if not isinstance(method, Method):
-            raise TypeError(
-                f"method={method!r}: pass a Method such as Script(keep=64), or get_method('script')."
-            )
+            raise TypeError(f"method={method!r}: pass a Method such as Script(keep=64), or get_method('script').")
         if hasattr(model.__dict__.get("generate"), "vlprune"):
             raise RuntimeError("model already has a pruner attached: detach it first.")
         check_query(query)
@@ -158,12 +156,9 @@ class Pruner:
             raise ValueError("ask_many needs attach(..., processor=).")
         if isinstance(questions, str) or not questions or not all(isinstance(q, str) for q in questions):
             raise ValueError(f"questions={questions!r}: pass a list of at least one string.")
-        turns = [
-            [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": q}]}] for q in questions
-        ]
+        turns = [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": q}]}] for q in questions]
         prompts = [
-            self.processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-            for turn in turns
+            self.processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False) for turn in turns
         ]
         inputs = self.processor(
             images=[image] * len(prompts),
@@ -318,18 +313,14 @@ class Pruner:
             head = torch.cat([head, self.model.get_input_embeddings()(tail)], dim=1)
         kwargs["input_ids"], kwargs["inputs_embeds"] = None, head
         if self.positions == "original" and cache is None and kwargs.get("attention_mask") is None:
-            kwargs["attention_mask"] = torch.ones_like(
-                ids
-            )  # without a mask, gaps would be read as packed sequences
+            kwargs["attention_mask"] = torch.ones_like(ids)  # without a mask, gaps would be read as packed sequences
         return args, kwargs
 
     def _direct(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """A direct call of the model with images: shorten it."""
         ids, given, cache = _token_ids(kwargs), kwargs.get("attention_mask"), kwargs.get("past_key_values")
         if given is not None and (not isinstance(given, Tensor) or given.ndim != 2):
-            raise ValueError(
-                "attention_mask must be 2-D (rows, columns) for a prompt that is to be shortened."
-            )
+            raise ValueError("attention_mask must be 2-D (rows, columns) for a prompt that is to be shortened.")
         mask = torch.ones_like(ids) if given is None else given
         layout, embeds = self._plan(ids, mask, kwargs, cache)
         assert embeds is not None
@@ -358,16 +349,12 @@ class Pruner:
         held = _length(cache)
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.ndim == 2 and lost and mask.shape[1] == held + new + lost:
-            kwargs["attention_mask"] = torch.cat(
-                [layout.mask.to(mask.dtype), mask[:, layout.before :]], dim=1
-            )
+            kwargs["attention_mask"] = torch.cat([layout.mask.to(mask.dtype), mask[:, layout.before :]], dim=1)
         elif mask is None and layout.fillers:
             more = layout.mask.new_ones(rows, held + new - layout.after)
             kwargs["attention_mask"] = torch.cat([layout.mask, more], dim=1)
         if self.positions == "original" and kwargs.get("position_ids") is None:
-            kwargs["position_ids"] = torch.arange(held + lost, held + lost + new, device=given.device).expand(
-                rows, new
-            )
+            kwargs["position_ids"] = torch.arange(held + lost, held + lost + new, device=given.device).expand(rows, new)
         elif self.positions == "renumbered" and kwargs.get("position_ids") is not None:
             kwargs["position_ids"] = kwargs["position_ids"] - lost
         return kwargs
@@ -377,9 +364,7 @@ class Pruner:
 
     # --- what both share ------------------------------------------------------------------------------------------
 
-    def _position_ids(
-        self, layout: Layout, mask: Tensor, given: Tensor | None, default: Tensor
-    ) -> Tensor | None:
+    def _position_ids(self, layout: Layout, mask: Tensor, given: Tensor | None, default: Tensor) -> Tensor | None:
         """(B, S) positions to pass on, or None where the model numbers the shortened prompt itself."""
         if given is None and self.positions == "renumbered":
             return None
@@ -390,9 +375,7 @@ class Pruner:
             )
         places = default if given is None else given.expand(layout.ids.shape[0], -1)
         if places.shape != layout.ids.shape:
-            raise ValueError(
-                f"position_ids must have one position per token of the prompt, {tuple(layout.ids.shape)}."
-            )
+            raise ValueError(f"position_ids must have one position per token of the prompt, {tuple(layout.ids.shape)}.")
         if self.positions == "renumbered":
             places = places - layout.dropped(mask).long().cumsum(1)
         return layout.gather(places)
@@ -410,26 +393,20 @@ class Pruner:
                     value = value.masked_fill((layout.mask == 0) & (layout.gather(mask) != 0), -100)
                 kwargs[name] = value[:, start:]
 
-    def _plan(
-        self, ids: Tensor, mask: Tensor, kwargs: dict[str, Any], cache: Any
-    ) -> tuple[Layout, Tensor | None]:
+    def _plan(self, ids: Tensor, mask: Tensor, kwargs: dict[str, Any], cache: Any) -> tuple[Layout, Tensor | None]:
         """Where each token of the shortened prompt comes from, and its embeddings (B, S, d) when the call has images."""
         held = _length(cache)
         first: Layout | None = None
         if held:
             known = getattr(cache, ATTRIBUTE, None)
             missing = mask.shape[1] - ids.shape[1]
-            if (
-                missing
-            ):  # only the new tokens were passed: put stand-ins for what the cache holds in front of them
+            if missing:  # only the new tokens were passed: put stand-ins for what the cache holds in front of them
                 past = known.ids if known is not None else ids.new_zeros(ids.shape[0], 0)
                 past = past.repeat_interleave(ids.shape[0] // past.shape[0], dim=0)
                 ids = torch.cat([past, ids.new_zeros(ids.shape[0], missing - past.shape[1]), ids], dim=1)
             first = frozen(known or whole(ids[:, :held], mask[:, :held]), ids, mask, held)
         if mask.shape != ids.shape:
-            raise ValueError(
-                f"attention_mask has shape {tuple(mask.shape)}, but input_ids has {tuple(ids.shape)}."
-            )
+            raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, but input_ids has {tuple(ids.shape)}.")
         start = first.before if first is not None else 0
         old = first.records if first is not None else ()
         embeds, records = None, list(old)
@@ -438,9 +415,7 @@ class Pruner:
         host = ids.cpu()
         real = mask[:, start:].cpu().bool()
         if self.family.has_vision(kwargs):
-            inputs = {
-                name: kwargs[name] for name in self.family.vision_inputs if kwargs.get(name) is not None
-            }
+            inputs = {name: kwargs[name] for name in self.family.vision_inputs if kwargs.get(name) is not None}
             visions, begin = None, 0
             if first is not None:  # the caller may pass all images again, or the new ones alone
                 visions = see(self.model, self.family, ids, inputs, self._cache)
@@ -484,13 +459,9 @@ def _length(cache: Any) -> int:
 def _token_ids(kwargs: dict[str, Any]) -> Tensor:
     ids = kwargs.get("input_ids")
     if not isinstance(ids, Tensor) or kwargs.get("inputs_embeds") is not None:
-        raise ValueError(
-            "input_ids must be passed with the images, and not inputs_embeds, for tokens to be dropped."
-        )
+        raise ValueError("input_ids must be passed with the images, and not inputs_embeds, for tokens to be dropped.")
     return ids
 
 
 def _aligned(mask: Tensor, layout: Layout) -> Tensor:
-    return (
-        mask if mask.shape[1] == layout.before else F.pad(mask, (layout.before - mask.shape[1], 0), value=1)
-    )
+    return mask if mask.shape[1] == layout.before else F.pad(mask, (layout.before - mask.shape[1], 0), value=1)

@@ -48,9 +48,7 @@ def clean(text: str, drop: Iterable[str] = ()) -> str:
         text = text.replace(word, " ")
     for hint in FORMAT_HINTS:
         pieces = re.findall(r"\w+|[^\w\s]", hint)
-        text = re.sub(
-            r"(?<!\w)" + r"\s*".join(map(re.escape, pieces[:-1])) + r"\s*\.?(?!\w)", " ", text, flags=re.I
-        )
+        text = re.sub(r"(?<!\w)" + r"\s*".join(map(re.escape, pieces[:-1])) + r"\s*\.?(?!\w)", " ", text, flags=re.I)
     text = re.sub(r"^\s*USER\s*:|\bASSISTANT\s*:\s*$", " ", text)
     return " ".join(text.split())
 
@@ -94,9 +92,7 @@ class Questions:
             assert self._dual is not None
             spoken = [text for text in texts if text]
             if len(spoken) != len(texts):
-                raise ValueError(
-                    "relevance='clip' needs the question's text: pass query= or attach(..., processor=)."
-                )
+                raise ValueError("relevance='clip' needs the question's text: pass query= or attach(..., processor=).")
             if view.tower is None:
                 raise ValueError(
                     "relevance='clip' needs the vision tower's hidden states, which this model did not give."
@@ -122,9 +118,7 @@ class Questions:
         for row in wanted:
             text = given[row]
             if text is None and query is not None and not isinstance(query, str):
-                raise ValueError(
-                    f"query[{row}] is None, but row {row} of the prompt has an image: pass its question."
-                )
+                raise ValueError(f"query[{row}] is None, but row {row} of the prompt has an image: pass its question.")
             ids: list[int] = []
             if text is None and self._tokenizer is None:
                 last = max(i for i, token in enumerate(rows[row]) if token == self._placeholder)
@@ -134,9 +128,7 @@ class Questions:
                 if self._tokenizer is not None:
                     ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
             if not ids and not (text or "").strip():
-                raise ValueError(
-                    f"no question was found in row {row} of the prompt: pass query= with its text."
-                )
+                raise ValueError(f"no question was found in row {row} of the prompt: pass query= with its text.")
             found[row] = (text, ids)
         return found
 
@@ -148,9 +140,7 @@ class Questions:
         tokenizer = self._tokenizer
         image = tokenizer.decode([self._placeholder])
         special = [token for token in tokenizer.all_special_tokens if token] + [image]
-        text = tokenizer.decode(
-            [token for token in ids if token != self._placeholder], skip_special_tokens=False
-        )
+        text = tokenizer.decode([token for token in ids if token != self._placeholder], skip_special_tokens=False)
         if self._turn is not None:
             turn = _between(text, *self._turn)
             if turn is not None:
@@ -320,9 +310,7 @@ def load_dual_encoder(given: Any, model: Any, processor: Any) -> DualEncoder:
         encoder, tokenizer = given
         return DualEncoder(encoder, tokenizer, model)
     if not hasattr(given, "config"):
-        raise TypeError(
-            f"dual_encoder={given!r}: pass a CLIPModel, a (model, tokenizer) pair, or an id or path."
-        )
+        raise TypeError(f"dual_encoder={given!r}: pass a CLIPModel, a (model, tokenizer) pair, or an id or path.")
     tokenizer = getattr(processor, "tokenizer", processor)
     if tokenizer is not None and len(tokenizer) == given.config.text_config.vocab_size:
         return DualEncoder(given, tokenizer, model)

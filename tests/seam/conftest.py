@@ -3,9 +3,8 @@
 import copy
 
 import pytest
-import torch
-
 import tiny
+import torch
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +53,15 @@ def mixed(processor, device):
 @pytest.fixture(scope="session")
 def single(processor, device):
     return tiny.inputs(processor, ["what color is the cat ?"], [1], device)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """The tensors are so small that a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

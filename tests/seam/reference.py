@@ -3,11 +3,10 @@
 Shares nothing with the seam but `select_script`, which has its own tests.
 """
 
+import tiny
 import torch
 
 from vlprune.selection import select_script
-
-import tiny
 
 
 @torch.no_grad()

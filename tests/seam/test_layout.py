@@ -17,7 +17,9 @@ def prompts(draw):
     rows = draw(st.lists(st.lists(st.sampled_from(["text", "drop"]), min_size=1, max_size=9), min_size=1, max_size=4))
     side, extra = draw(st.sampled_from(["left", "right"])), draw(st.integers(0, 2))
     width = max(map(len, rows)) + extra
-    filled = [["pad"] * (width - len(row)) + row if side == "left" else row + ["pad"] * (width - len(row)) for row in rows]
+    filled = [
+        ["pad"] * (width - len(row)) + row if side == "left" else row + ["pad"] * (width - len(row)) for row in rows
+    ]
     return side, filled
 
 

@@ -50,7 +50,9 @@ def test_max_length_within_the_prompt_is_refused_as_before(attached, single):
 def test_min_length_counts_the_whole_prompt(attached, single, how):
     """End of text is forbidden for four tokens, then forced by a processor that always wants it."""
     end = attached.generation_config.eos_token_id
-    wants = [lambda ids, scores: torch.full_like(scores, -1e4).index_fill(1, torch.tensor([end], device=ids.device), 1e4)]
+    wants = [
+        lambda ids, scores: torch.full_like(scores, -1e4).index_fill(1, torch.tensor([end], device=ids.device), 1e4)
+    ]
     length = single["input_ids"].shape[1]
     limits = {"min_length": length + 4, "max_length": length + 9}
     options = limits if how == "argument" else {"generation_config": GenerationConfig(**limits, eos_token_id=end)}
@@ -96,7 +98,12 @@ def test_the_cache_holds_the_short_prompt(request, attached, name):
 def test_dictionary_output(attached, ragged):
     plain = attached.generate(**ragged, max_new_tokens=4, **GREEDY)
     out = attached.generate(
-        **ragged, max_new_tokens=4, return_dict_in_generate=True, output_scores=True, output_hidden_states=True, **GREEDY
+        **ragged,
+        max_new_tokens=4,
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_hidden_states=True,
+        **GREEDY,
     )
     assert torch.equal(out.sequences, plain)
     assert len(out.scores) == 4
@@ -112,7 +119,9 @@ def test_streamers_see_the_whole_prompt(attached, processor, single, capsys):
             puts.append(value)
             super().put(value)
 
-    out = attached.generate(**single, max_new_tokens=4, streamer=Streamer(processor.tokenizer, skip_prompt=True), **GREEDY)
+    out = attached.generate(
+        **single, max_new_tokens=4, streamer=Streamer(processor.tokenizer, skip_prompt=True), **GREEDY
+    )
     assert torch.equal(puts[0], single["input_ids"].cpu())
     assert [int(value) for value in puts[1:]] == out[0, -4:].tolist()
     assert capsys.readouterr().out.split() == processor.decode(out[0, -4:]).split()

@@ -131,9 +131,7 @@ def processor():
 
 
 def picture(seed):
-    return torch.randint(
-        0, 256, (3, SIZE, SIZE), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8
-    )
+    return torch.randint(0, 256, (3, SIZE, SIZE), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
 
 
 def prompt(processor, text, images):

@@ -62,7 +62,5 @@ def get_method(name: str, **settings: Any) -> Method:
     known = [field.name for field in fields(method)]
     for setting in settings:
         if setting not in known:
-            raise ValueError(
-                f"{setting}={settings[setting]!r}: {name} has no such setting; {_nearest(setting, known)}"
-            )
+            raise ValueError(f"{setting}={settings[setting]!r}: {name} has no such setting; {_nearest(setting, known)}")
     return method(**settings)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from vlprune.errors import UnsupportedModel

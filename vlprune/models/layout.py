@@ -108,9 +108,7 @@ def frozen(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:
     """
     rows = ids.shape[0]
     if rows % layout.ids.shape[0]:
-        raise ValueError(
-            f"past_key_values was filled by {layout.ids.shape[0]} prompts and cannot continue {rows}."
-        )
+        raise ValueError(f"past_key_values was filled by {layout.ids.shape[0]} prompts and cannot continue {rows}.")
     layout = layout.repeated(rows // layout.ids.shape[0])
     shared = min(layout.before, ids.shape[1])
     end = int((layout.ids[:, :shared] == ids[:, :shared]).all(dim=0).int().cumprod(0).sum())
@@ -122,7 +120,5 @@ def frozen(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:
             "past_key_values holds another prompt than input_ids: pass the earlier prompt, unchanged, then the new turn."
         )
     more = whole(ids[:, end : end + max(0, cached - size)], mask[:, end : end + max(0, cached - size)])
-    first = Layout(
-        ids[:, :end], layout.index[:, :size], layout.mask[:, :size], layout.fillers, layout.records
-    )
+    first = Layout(ids[:, :end], layout.index[:, :size], layout.mask[:, :size], layout.fillers, layout.records)
     return joined(first, more, ids[:, : end + more.before])

@@ -57,9 +57,7 @@ def probe(
     return Probe(reached["inputs_embeds"], seen)
 
 
-def see(
-    model: Any, family: Family, ids: Tensor, inputs: dict[str, Any], cache: FeatureCache | None
-) -> list[Vision]:
+def see(model: Any, family: Family, ids: Tensor, inputs: dict[str, Any], cache: FeatureCache | None) -> list[Vision]:
     """Only run (or recall) the vision side: one `Vision` per image."""
     given = family.given(inputs)
     if given is not None:

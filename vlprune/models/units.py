@@ -14,9 +14,7 @@ class Unit:
     columns: Tensor
 
 
-def find_units(
-    ids: Tensor, placeholder: int, lengths: list[int], before: dict[int, int] | None = None
-) -> list[Unit]:
+def find_units(ids: Tensor, placeholder: int, lengths: list[int], before: dict[int, int] | None = None) -> list[Unit]:
     """Deal the placeholders of `ids` (B, L), on the CPU, out to images of the given lengths, in reading order.
 
     `before` counts, per row, the images that came earlier than these columns.
@@ -28,9 +26,7 @@ def find_units(
     """
     places = (ids == placeholder).nonzero()
     if sum(lengths) != len(places):
-        raise ValueError(
-            f"input_ids has {len(places)} image placeholders, but the images have {sum(lengths)} tokens."
-        )
+        raise ValueError(f"input_ids has {len(places)} image placeholders, but the images have {sum(lengths)} tokens.")
     seen = dict(before or {})
     units: list[Unit] = []
     for part in places.split(lengths):

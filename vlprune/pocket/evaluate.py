@@ -1,7 +1,7 @@
 """How well the pocket model answers under a budget: `python -m vlprune.pocket.evaluate --keep 192,64,16`.
 
-Every question of a split is asked through `attach` and `generate`, as a user would; the answer counts when it is the right
-word. The figures are those of one split, so compare methods on "validation" and report on "test".
+Every question of a split is asked through `attach` and `generate`, as a user would; the answer counts when it is the
+right word. Compare methods on "validation", and report on "test".
 """
 
 from __future__ import annotations
@@ -46,41 +46,41 @@ class Exam:
     """
 
     def __init__(self, split: str, per_kind: int, loaded: tuple[Any, Any, Any], batch: int = 32) -> None:
-        import torch
-
         from vlprune.pocket.render import images
 
         self.model, self.processor, self.clip = loaded
-        self.batches = []
-        rows = [(scene, question) for scene, found in benchmark(split, per_kind) for question in found]
+        rows = []
+        for scene, found in benchmark(split, per_kind):
+            (picture,) = images([scene])
+            rows += [(picture, question) for question in found]
+        self._batches = []
         for start in range(0, len(rows), batch):
-            part = rows[start : start + batch]
-            pictures = {scene.name: picture for scene in {s.name: s for s, _ in part}.values() for picture in images([scene])}
-            prompts = [_prompt(self.processor, question.text) for _, question in part]
-            inputs = self.processor(
-                images=[pictures[scene.name] for scene, _ in part], text=prompts, padding=True, return_tensors="pt"
-            ).to(self.model.device)
-            self.batches.append((inputs, [question for _, question in part]))
-        self._no_grad = torch.inference_mode
+            pictures, questions = zip(*rows[start : start + batch])
+            prompts = [_prompt(self.processor, question.text) for question in questions]
+            inputs = self.processor(images=list(pictures), text=prompts, padding=True, return_tensors="pt")
+            self._batches.append((inputs.to(self.model.device), questions))
 
     def take(self, method: Method | None, **options: Any) -> Score:
         """Ask everything with a method, or with all tokens (None); `options` go to `attach`."""
+        import torch
+
         from vlprune.pruner import attach
 
         right, asked = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
-        for inputs, questions in self.batches:
-            attached: Any = nullcontext()
-            if method is not None:
-                clip = {"dual_encoder": (self.clip, self.processor.tokenizer)}
-                attached = attach(
-                    self.model, method, processor=self.processor, query=[q.text for q in questions], **(clip | options)
-                )
-            with attached, self._no_grad():
-                out = self.model.generate(**inputs, max_new_tokens=1, do_sample=False)
-            words = self.processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-            for word, question in zip(words, questions):
-                asked[question.kind] += 1
-                right[question.kind] += word.strip() == question.answer
+        clip = {"dual_encoder": (self.clip, self.processor.tokenizer)}
+        attached: Any = nullcontext()
+        if method is not None:
+            attached = attach(self.model, method, processor=self.processor, **(clip | options))
+        with attached as pruner:
+            for inputs, questions in self._batches:
+                if pruner is not None:
+                    pruner.query = [question.text for question in questions]
+                with torch.inference_mode():
+                    out = self.model.generate(**inputs, max_new_tokens=1, do_sample=False)
+                new = out[:, inputs["input_ids"].shape[1] :]
+                for word, question in zip(self.processor.batch_decode(new, skip_special_tokens=True), questions):
+                    asked[question.kind] += 1
+                    right[question.kind] += word.strip() == question.answer
         return Score(right, asked)
 
 
@@ -118,7 +118,9 @@ def table(exam: Exam, budgets: Iterable[int], names: Sequence[str]) -> list[tupl
 def main() -> None:
     from vlprune import pocket
 
-    parser = argparse.ArgumentParser(prog="python -m vlprune.pocket.evaluate", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m vlprune.pocket.evaluate", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--split", default="test", choices=("validation", "test"))
     parser.add_argument("--per-kind", type=int, default=600, help="questions of each kind")
     parser.add_argument("--keep", default="192,128,64,32,16", help="budgets, with commas")
@@ -131,7 +133,11 @@ def main() -> None:
     rows = table(exam, [int(k) for k in args.keep.split(",")], args.methods.split(","))
     if args.json:
         with open(args.json, "w") as file:
-            json.dump([{"method": n, "keep": k, "right": s.right, "asked": s.asked} for n, k, s in rows], file, indent=1)
+            json.dump(
+                [{"method": n, "keep": k, "right": s.right, "asked": s.asked} for n, k, s in rows],
+                file,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The pocket model's processor: a word-level tokenizer, CLIP's image processor at 192 px, LLaVA-1.5's way of prompting."""
+"""The pocket model's processor: a word-level tokenizer, CLIP's image processor, LLaVA-1.5's way of prompting."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def build_processor(words: list[str], *, size: int, patch: int) -> LlavaProcesso
         model_max_length=4096,
     )
     return LlavaProcessor(
-        image_processor=CLIPImageProcessorPil(
-            size={"shortest_edge": size}, crop_size={"height": size, "width": size}
-        ),
+        image_processor=CLIPImageProcessorPil(size={"shortest_edge": size}, crop_size={"height": size, "width": size}),
         tokenizer=fast,
         patch_size=patch,
         vision_feature_select_strategy="default",

@@ -36,7 +36,18 @@ STROKES = (
     (-0.5, -0.5, 0.0, 0.5),
     (0.0, 0.0, 0.5, 0.0),
 )
-LIT = ("1111110", "0110000", "1101101", "1111001", "0110011", "1011011", "1011111", "1110000", "1111111", "1111011")
+LIT = (
+    "1111110",
+    "0110000",
+    "1101101",
+    "1111001",
+    "0110011",
+    "1011011",
+    "1011111",
+    "1110000",
+    "1111111",
+    "1111011",
+)
 COLUMNS = 8  # numbers a thing takes in the table that `pack` makes
 NOISE = 0.02
 
@@ -70,18 +81,15 @@ def paint(things: Tensor, background: Tensor, noise: Tensor) -> Tensor:
 
     x, y = x[:, 0], y[:, 0]
     waves = background[:, 3:].view(-1, 4, 4, 1, 1)
-    shade = sum(
-        waves[:, i, 3] * torch.cos(waves[:, i, 0] * x + waves[:, i, 1] * y + waves[:, i, 2]) for i in range(4)
-    )
+    turns = waves[:, :, 0] * x[:, None] + waves[:, :, 1] * y[:, None] + waves[:, :, 2]
+    shade = (waves[:, :, 3] * torch.cos(turns)).sum(1)
     backdrop = background[:, :3, None, None] + shade[:, None] + NOISE * noise[:, None]
 
     color_index = things[..., 6].long()
     color = torch.tensor(PALETTE, device=things.device)[color_index] * (1 + 0.08 * things[..., 4, None])
     dark = torch.tensor(LIGHT, device=things.device, dtype=torch.float32)[color_index][..., None, None]
     covered = body.sum(1)[:, None].clamp(max=1)
-    channels = [
-        ((body * (color[..., c, None, None] * (1 - ink) + ink * (0.97 - 0.93 * dark)))).sum(1) for c in range(3)
-    ]
+    channels = [(body * (color[..., c, None, None] * (1 - ink) + ink * (0.97 - 0.93 * dark))).sum(1) for c in range(3)]
     painted = torch.stack(channels, 1) + backdrop * (1 - covered)
     return (painted.clamp(0, 1) * 255).round() / 255
 
@@ -151,7 +159,8 @@ def _digit_distance(things: Tensor, u: Tensor, v: Tensor) -> Tensor:
     half = 0.55
     for i, (x, y, w, h) in enumerate(STROKES):
         gap = torch.maximum(
-            (u - half * 0.85 * x).abs() - half * 0.85 * w, (v - half * (y * 0.95) - 0.04).abs() - half * h * 0.95
+            (u - half * 0.85 * x).abs() - half * 0.85 * w,
+            (v - half * (y * 0.95) - 0.04).abs() - half * h * 0.95,
         )
         nearest = torch.where(on[..., i, None, None], torch.minimum(nearest, gap), nearest)
     return nearest - 0.1

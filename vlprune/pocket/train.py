@@ -1,12 +1,13 @@
 """Train the pocket model from nothing, on one GPU: `python -m vlprune.pocket.train --steps 20000 --run runs/pocket`.
 
 Reads top to bottom: the words, the models, the data, the losses, the loop. Stop it at any time and start it again with
-the same `--run`: it goes on from its last checkpoint. `--export DIR` writes the trained model as `from_pretrained` reads it.
+the same `--run`: it goes on from its last checkpoint. `--export DIR` writes the trained model as `from_pretrained`
+reads it.
 
-What makes it work (each was tried without): a dense loss on the vision tower, which must name the shape, colour and
-digit under every patch, gets the tower off the ground; showing the LLM 576, 192 or 64 visual tokens in turn, dropped at
-random or in smooth blobs with positions kept or re-numbered, makes it a model that can be pruned at all. The patterns
-belong to no pruning method.
+Two things make it work. A dense loss on the vision tower, which must name the shape, colour and digit under every
+patch, gets the tower off the ground. Showing the LLM 576, 192 or 64 visual tokens in turn, dropped at random or in
+smooth blobs with positions kept or re-numbered, makes it a model that can be pruned at all; the patterns belong to no
+pruning method.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -181,7 +183,13 @@ def make_batch(split: str, batch: int, index: int) -> dict[str, Tensor]:
             if question is None or question.text in before:  # an answer already given would only be copied
                 continue
             before.add(question.text)
-            line += [*ids(question.text), WORD_ID["assistant:"], WORD_ID[question.answer], EOS, WORD_ID["user:"]]
+            line += [
+                *ids(question.text),
+                WORD_ID["assistant:"],
+                WORD_ID[question.answer],
+                EOS,
+                WORD_ID["user:"],
+            ]
             asked[row, slot : slot + 2] = torch.tensor([len(line) - 4, len(line) - 3])
             answers[row, slot : slot + 2] = torch.tensor([WORD_ID[question.answer], EOS])
             kinds[row, slot] = KINDS.index(kind)
@@ -244,7 +252,7 @@ def contrastive_loss(image: Tensor, text: Tensor, scale: Tensor) -> Tensor:
 
 def save(run: Path, model: Pocket, optimizer: torch.optim.Optimizer, step: int) -> None:
     """A checkpoint of weights and Adam's two moments; written beside, then renamed, so that none is ever half there."""
-    tensors = dict(model.named_parameters())  # each shared weight once
+    tensors: dict[str, Tensor] = dict(model.named_parameters())  # each shared weight once
     for name, parameter in list(tensors.items()):
         for key in ("exp_avg", "exp_avg_sq"):
             if parameter in optimizer.state:
@@ -278,7 +286,10 @@ def export(folder: Path, model: Pocket) -> None:
     clip = {n: p.detach().bfloat16().contiguous().cpu() for n, p in clip.items() if p.is_floating_point()}
     save_file(clip, folder / "clip.safetensors", metadata={"format": "pt"})
     config = llava_config()
-    config.architectures, config.dtype = ["LlavaForConditionalGeneration"], "float32"  # stored small, run exactly
+    config.architectures, config.dtype = (
+        ["LlavaForConditionalGeneration"],
+        "float32",
+    )  # stored small, run exactly
     config.save_pretrained(folder)
     clip_config().to_json_file(folder / "clip.json")
     GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD).save_pretrained(folder)
@@ -308,12 +319,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), fused=True)
     step = resume(args.run, model, optimizer) if (args.run / "checkpoint.safetensors").exists() else 0
     torch.manual_seed(step)
-    data = iter(
-        DataLoader(Batches("train", args.batch, step), batch_size=None, num_workers=args.workers, prefetch_factor=4)
-    )
-    see, talk, draw = model.see, model.talk, paint
-    if args.compile:
-        see, talk, draw = (torch.compile(f, dynamic=False) for f in (see, talk, draw))
+    data = iter(DataLoader(Batches("train", args.batch, step), batch_size=None, num_workers=args.workers))
+    functions: list[Any] = [model.see, model.talk, paint]
+    see, talk, draw = [torch.compile(f, dynamic=False) if args.compile else f for f in functions]
 
     mean = torch.tensor([0.48145466, 0.4578275, 0.40821073], device=device)[:, None, None]  # CLIP's own
     std = torch.tensor([0.26862954, 0.26130258, 0.27577711], device=device)[:, None, None]
@@ -321,7 +329,11 @@ def main() -> None:
     began, first, warm_up = time.time(), step, 300
     while step < args.steps:
         done = step / args.steps
-        lr = args.lr * min(1, (step + 1) / warm_up, (step - first + 1) / 50) * (0.01 + 0.99 * (1 + math.cos(math.pi * done)) / 2)
+        lr = (
+            args.lr
+            * min(1, (step + 1) / warm_up, (step - first + 1) / 50)
+            * (0.01 + 0.99 * (1 + math.cos(math.pi * done)) / 2)
+        )
         for group in optimizer.param_groups:
             group["lr"] = lr
         # all tokens at first, then fewer and fewer steps with all of them, down to two in five

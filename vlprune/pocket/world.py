@@ -103,9 +103,7 @@ def _scene(seed: int, index: int) -> Scene:
                 theme[1] if theme[0] == "shape" else shape,
                 theme[1] if theme[0] == "color" else color,
             )
-        things.append(
-            Thing(shape, color, dice.below(10), *spot, dice.between(-0.2, 0.2), dice.between(-1, 1))
-        )
+        things.append(Thing(shape, color, dice.below(10), *spot, dice.between(-0.2, 0.2), dice.between(-1, 1)))
     # three channels of a grey tint, then four waves: direction x, y, phase, strength
     background = [dice.between(0.3, 0.65)] * 3
     background = [level + dice.between(-0.06, 0.06) for level in background]
@@ -120,9 +118,7 @@ def _free_spot(dice: Dice, things: list[Thing], radius: float) -> tuple[float, f
     best = (0.0, 0.0, 0.0)
     for _ in range(24):
         x, y = dice.between(radius, SIZE - radius), dice.between(radius, SIZE - radius)
-        room = min(
-            (((t.x - x) ** 2 + (t.y - y) ** 2) ** 0.5 - 1.15 * t.radius - 2 for t in things), default=SIZE
-        )
+        room = min((((t.x - x) ** 2 + (t.y - y) ** 2) ** 0.5 - 1.15 * t.radius - 2 for t in things), default=SIZE)
         if room >= 1.15 * radius:
             return x, y, radius
         best = max(best, (room / 1.15, x, y))
@@ -182,8 +178,9 @@ def caption(dice: Dice, scene: Scene) -> str:
 
 def vocabulary() -> list[str]:
     """Every word that questions, answers and captions use."""
-    words = "is there a what color the shape thing things how many are digit on where with and ? yes no".split()
-    return [*words, *map(str, range(10)), *COLORS, *SHAPES, *(shape + "s" for shape in SHAPES), *CELLS]
+    asking = ["is", "there", "a", "what", "color", "the", "shape", "thing", "things", "how", "many", "are"]
+    asking += ["digit", "on", "where", "with", "and", "?", "yes", "no"]
+    return [*asking, *map(str, range(10)), *COLORS, *SHAPES, *(shape + "s" for shape in SHAPES), *CELLS]
 
 
 def _exist(dice: Dice, things: Sequence[Thing]) -> Question | None:
@@ -233,9 +230,7 @@ def _digit(dice: Dice, things: Sequence[Thing]) -> Question | None:
     if found is None:
         return None
     thing = things[found[0]]
-    return Question(
-        "digit", f"what digit is on the {thing.color} {thing.shape}?", str(thing.digit), (found[0],)
-    )
+    return Question("digit", f"what digit is on the {thing.color} {thing.shape}?", str(thing.digit), (found[0],))
 
 
 def _where(dice: Dice, things: Sequence[Thing]) -> Question | None:

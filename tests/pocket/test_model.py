@@ -1,0 +1,103 @@
+"""The shipped model: it loads by the ordinary road, is small, and answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+from vlprune import Script, pocket
+from vlprune.pocket.evaluate import Exam, methods_at
+from vlprune.pocket.train import WORDS
+from vlprune.pocket.world import KINDS
+
+FOLDER = Path(pocket.path())
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return pocket.load()
+
+
+@pytest.fixture(scope="module")
+def exam(loaded):
+    return Exam("validation", 6, loaded)
+
+
+def test_folder_is_small_and_safe():
+    files = [file for file in FOLDER.rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 30_000_000
+    assert {file.suffix for file in files} <= {".safetensors", ".json", ".jinja", ".md"}
+    for file in FOLDER.glob("*.json"):
+        assert "auto_map" not in json.loads(file.read_text()), f"{file.name} asks for remote code"
+
+
+def test_loads_by_the_ordinary_road(loaded):
+    model = LlavaForConditionalGeneration.from_pretrained(pocket.path())
+    assert model.dtype == torch.float32
+    assert torch.equal(model.lm_head.weight, loaded[0].lm_head.weight)
+    processor = AutoProcessor.from_pretrained(pocket.path())
+    assert processor.tokenizer.convert_ids_to_tokens(list(range(len(WORDS)))) == WORDS
+    assert (
+        processor.tokenizer.decode(processor.tokenizer("Is there a RED Star?")["input_ids"])
+        == "<s> is there a red star ?"
+    )
+
+
+def test_has_576_visual_tokens_and_a_clip_that_shares_the_tower(loaded):
+    model, _, clip = loaded
+    assert model.config.image_seq_length == 576
+    assert clip.vision_model is model.model.vision_tower
+    pixels = torch.zeros(1, 3, 192, 192)
+    assert model.get_image_features(pixel_values=pixels).pooler_output[0].shape == (576, 256)
+    assert clip.get_image_features(pixel_values=pixels).pooler_output.shape == (1, 256)
+
+
+def test_clip_matches_captions_to_scenes(loaded):
+    """Contrastive training took: each of 8 scenes finds its own full caption first, mostly."""
+    from vlprune.pocket.render import images
+
+    _, processor, clip = loaded
+    scenes = pocket.scenes("validation", 8)
+    captions = [" and ".join(f"a {t.color} {t.shape}" for t in s.things[:3]) for s in scenes]
+    ids = processor.tokenizer([f"{c}</s>" for c in captions], padding=True, padding_side="right", return_tensors="pt")
+    pixels = processor.image_processor(images=images(scenes), return_tensors="pt").pixel_values
+    with torch.no_grad():
+        text = clip.get_text_features(input_ids=ids.input_ids, attention_mask=ids.attention_mask).pooler_output
+        image = clip.get_image_features(pixel_values=pixels).pooler_output
+    best = torch.nn.functional.normalize(text, dim=-1) @ torch.nn.functional.normalize(image, dim=-1).T
+    assert (best.argmax(1) == torch.arange(8)).sum() >= 6
+
+
+def test_answers_every_kind_with_all_tokens(exam):
+    score = exam.take(None)
+    assert score.asked == dict.fromkeys(KINDS, 6)
+    assert score.percent() >= 95
+
+
+def test_answers_from_64_tokens(exam):
+    for name, method in methods_at(64).items():
+        assert exam.take(method).percent() >= 75, name
+
+
+def test_fewer_tokens_are_harder(exam):
+    assert exam.take(Script(keep=4)).percent() < exam.take(Script(keep=128)).percent()
+
+
+def test_talks_over_several_turns(loaded):
+    from vlprune.pocket.render import images
+
+    model, processor, _ = loaded
+    (scene,) = pocket.scenes("validation", 1, start=5)
+    first, second = pocket.questions(scene)[:2]
+    chat = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": first.text}]},
+        {"role": "assistant", "content": [{"type": "text", "text": first.answer}]},
+        {"role": "user", "content": [{"type": "text", "text": second.text}]},
+    ]
+    text = processor.apply_chat_template(chat, add_generation_prompt=True)
+    inputs = processor(images=images([scene]), text=text, return_tensors="pt")
+    out = model.generate(**inputs, max_new_tokens=4, do_sample=False)
+    answer = processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert answer == second.answer
