@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -29,14 +30,14 @@ FALLBACK_PROMPT = "USER: <image>\n{question} ASSISTANT:"  # LLaVA-1.5's, for che
 app = typer.Typer(
     name="vlprune",
     help="Drop the visual tokens that a question does not need, before the LLM pays for them.",
-    no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # rich takes longer to load than all the rest of --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-class Refused(Exception):
+class UserError(Exception):
     """Something the user can put right; the message is one plain sentence, and the program ends with code 2."""
 
 
@@ -52,10 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     ...
     SystemExit: 0
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?", and does not fail
     try:
         code = app(args=given, prog_name="vlprune", standalone_mode=False)
-    except Refused as error:
+    except UserError as error:
         sentence, code = str(error), 2
     except _UsageError as error:
         sentence, code = _usage_sentence(error), 2
@@ -118,14 +122,14 @@ def _keep(text: str) -> int | float:
     if re.fullmatch(r"[+-]?\d{1,12}", text.strip()):
         number = int(text)
         if number <= 0:
-            raise Refused(f"--keep {text}: at least one token must be kept.")
+            raise UserError(f"--keep {text}: at least one token must be kept.")
         return number
     try:
         ratio = float(text)
     except ValueError:
-        raise Refused(f"--keep {text}: pass a number of tokens (64) or a ratio (0.1).") from None
+        raise UserError(f"--keep {text}: pass a number of tokens (64) or a ratio (0.1).") from None
     if not 0 < ratio <= 1:
-        raise Refused(f"--keep {text}: a ratio must lie above 0 and not above 1.")
+        raise UserError(f"--keep {text}: a ratio must lie above 0 and not above 1.")
     return ratio
 
 
@@ -137,13 +141,13 @@ def _settings(pairs: Sequence[str] | None) -> dict[str, Any]:
     for pair in pairs or ():
         name, sign, value = pair.partition("=")
         if not sign or not name:
-            raise Refused(f"--set {pair}: write it as NAME=VALUE.")
+            raise UserError(f"--set {pair}: write it as NAME=VALUE.")
         try:
             found[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             found[name] = value
     if "keep" in found:
-        raise Refused("--set keep: use --keep.")
+        raise UserError("--set keep: use --keep.")
     return found
 
 
@@ -151,11 +155,18 @@ def _method(name: str, keep: int | float, settings: dict[str, Any]) -> Method:
     from vlprune.methods import get_method, list_methods
 
     if name not in list_methods():
-        raise Refused(f"--method {name}: no such method; {_nearest(name, list_methods())}")
+        raise UserError(f"--method {name}: no such method; {_nearest(name, list_methods())}")
+    usual = get_method(name)
+    for setting, value in settings.items():
+        kind = type(getattr(usual, setting, None))
+        wanted = {int: "a whole number", float: "a number", str: "a word"}.get(kind)
+        fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+        if wanted is not None and not fits:
+            raise UserError(f"--set {setting}={value}: it must be {wanted}.")
     try:
         return get_method(name, keep=keep, **settings)
-    except (ValueError, TypeError) as error:
-        raise Refused(f"--set {error}") from error
+    except ValueError as error:
+        raise UserError(f"--set {error}") from error
 
 
 def _nearest(word: str, words: Sequence[str]) -> str:
@@ -168,11 +179,11 @@ def _nearest(word: str, words: Sequence[str]) -> str:
 def _picture_path(path: Path) -> Path:
     """Refuse a picture that could not be written before any work is done for it."""
     if path.suffix.lower() not in PICTURES:
-        raise Refused(f"{str(path)!r}: a picture's name must end in {', '.join(PICTURES)}.")
+        raise UserError(f"{str(path)!r}: a picture's name must end in {', '.join(PICTURES)}.")
     if not path.parent.is_dir():
-        raise Refused(f"{str(path)!r}: there is no folder {str(path.parent)!r}.")
+        raise UserError(f"{str(path)!r}: there is no folder {str(path.parent)!r}.")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise Refused(f"{str(path)!r} cannot be written.")
+        raise UserError(f"{str(path)!r} cannot be written.")
     return path
 
 
@@ -190,9 +201,14 @@ class Loaded:
 
 
 @contextmanager
-def _loading(what: str) -> Iterator[None]:
+def _loading(option: str, what: str) -> Iterator[None]:
     """Turn what transformers raises about missing, unreachable or broken files into one sentence."""
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
     from safetensors import SafetensorError
 
     try:
@@ -200,12 +216,14 @@ def _loading(what: str) -> Iterator[None]:
     except (OSError, HFValidationError, SafetensorError) as error:
         causes = [error.__cause__, error.__context__, error]
         if any(isinstance(cause, GatedRepoError) for cause in causes):
-            raise Refused(f"--model {what}: access to it must be asked for on the hub, and a token given.") from error
+            raise UserError(
+                f"{option} {what}: access to it must be asked for on the hub, and a token given."
+            ) from error
         if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes) or "couldn't connect" in str(error):
-            raise Refused(f"--model {what}: the hub cannot be reached, and there is no copy on this machine.") from error
+            raise UserError(f"{option} {what}: there is no such folder, and the hub cannot be reached.") from error
         if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
-            raise Refused(f"--model {what}: the hub has no such model.") from error
-        raise Refused(f"--model {what}: it cannot be loaded ({str(error).splitlines()[0].rstrip('.')}).") from error
+            raise UserError(f"{option} {what}: the hub has no such model.") from error
+        raise UserError(f"{option} {what}: it cannot be loaded ({str(error).splitlines()[0].rstrip('.')}).") from error
 
 
 def _device(name: str) -> Any:
@@ -216,26 +234,28 @@ def _device(name: str) -> Any:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise Refused(f"--device {name}: no such device; use cpu or cuda.") from None
+        raise UserError(f"--device {name}: no such device; use cpu or cuda.") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise Refused(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices.")
+        raise UserError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices.")
     return device
 
 
-def _quiet() -> None:
-    """Only vlprune speaks: no bars for loading weights, no notices of retries."""
+def _quiet(bars: bool) -> None:
+    """No notices of retries and the like, and bars only where a download may take long."""
     import huggingface_hub.utils.logging as hub
     import transformers.utils.logging as quiet
 
     quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
     hub.set_verbosity_error()
+    if not bars:
+        quiet.disable_progress_bar()
 
 
 def _load(name: str, clip: str | None, device: str) -> Loaded:
     """The pocket model, a folder, or a model of the hub; its class is checked before its weights are read."""
     where = _device(device)
-    _quiet()
+    place = Path(name).expanduser()
+    _quiet(bars=name != "pocket" and not place.is_dir())
     if name == "pocket":
         from vlprune import pocket
 
@@ -243,18 +263,17 @@ def _load(name: str, clip: str | None, device: str) -> Loaded:
         return Loaded(name, model.to(where), processor, clip or encoder.to(where))
     from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedConfig
 
-    place = Path(name).expanduser()
     if place.is_dir():
         if not (place / "config.json").is_file():
-            raise Refused(f"--model {name}: the folder has no config.json.")
+            raise UserError(f"--model {name}: the folder has no config.json.")
         name = str(place)
     elif place.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         near = " (did you mean 'pocket'?)" if _nearest(name, ["pocket"]).startswith("did") else ""
-        raise Refused(f"--model {name}: there is no such folder, and it is not 'pocket' or a hub id{near}.")
-    with _loading(name):
+        raise UserError(f"--model {name}: there is no such folder, and it is not 'pocket' or a hub id{near}.")
+    with _loading("--model", name):
         config, _ = PreTrainedConfig.get_config_dict(name)
     _check_class(name, config)
-    with _loading(name):
+    with _loading("--model", name):
         processor = AutoProcessor.from_pretrained(name)
         model = AutoModelForImageTextToText.from_pretrained(name, dtype="auto").eval().to(where)
     return Loaded(name, model, processor, clip)
@@ -269,7 +288,7 @@ def _check_class(name: str, config: dict[str, Any]) -> None:
     kind = (config.get("architectures") or [f"model of type {config.get('model_type')!r}"])[0]
     if kind not in known:
         near = get_close_matches(kind, known, n=1, cutoff=0.0)[0]
-        raise Refused(f"--model {name} is a {kind}, which is not supported; the nearest supported class is {near}.")
+        raise UserError(f"--model {name} is a {kind}, which is not supported; the nearest supported class is {near}.")
 
 
 # --- asking ---------------------------------------------------------------------------------------------------------
@@ -292,7 +311,7 @@ def _attach(loaded: Loaded, method: Method, question: str) -> Any:
     from vlprune.errors import UnsupportedModel
     from vlprune.pruner import attach
 
-    with _loading(str(loaded.clip)):
+    with _loading("--clip", str(loaded.clip)):
         try:
             return attach(
                 loaded.model,
@@ -303,16 +322,16 @@ def _attach(loaded: Loaded, method: Method, question: str) -> Any:
                 cache_bytes=0,
             )
         except UnsupportedModel as error:
-            raise Refused(f"--model {loaded.name}: {error}") from error
+            raise UserError(f"--model {loaded.name}: {error}") from error
         except ValueError as error:  # settings that do not go with this model, such as relevance=clip without --clip
-            raise Refused(f"--method {method.name}: {error}") from error
+            raise UserError(f"--method {method.name}: {error}") from error
 
 
 def _check_keep(method: Method, visual: int) -> None:
     try:
         method.count(visual)
     except ValueError as error:
-        raise Refused(f"--{error}".replace("--keep=", "--keep ")) from error
+        raise UserError(f"--{error}".replace("--keep=", "--keep ")) from error
 
 
 def _decoded(loaded: Loaded, run: Run) -> str:
@@ -325,7 +344,7 @@ def _cost(run: Run) -> dict[str, Any]:
     from vlprune.measure import CONVENTIONS
 
     flops = run.flops
-    counted = None
+    counted: dict[str, Any] | None = None
     if flops is not None:
         counted = {"prefill": flops.prefill, "decode": flops.decode, "total": flops.total}
         counted["convention"] = CONVENTIONS[flops.convention]
@@ -352,8 +371,8 @@ def _chosen(record: Record) -> dict[str, Any]:
 
 @app.command()
 def ask(
-    image: Annotated[Path, typer.Argument(help="A PNG, JPEG, WebP, GIF, BMP, TIFF or PPM file.")],
-    question: Annotated[str, typer.Argument(help="What to ask about it.")],
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A PNG, JPEG, WebP, GIF, BMP, TIFF or PPM file.")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask about it.")],
     model: Annotated[str, typer.Option(help="pocket, a folder, or the id of a LLaVA-1.5 model on the hub.")] = "pocket",
     method: MethodName = "script",
     keep: Keep = "64",
@@ -366,17 +385,17 @@ def ask(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Ask a question about an image, with only the tokens that it needs."""
+    """Ask about an image, with only the tokens that the question needs."""
     from vlprune.show.image import ImageError, open_image
 
     budget, options = _keep(keep), _settings(settings)
     if not question.strip():
-        raise Refused("the question is empty.")
+        raise UserError("the question is empty.")
     target = _picture_path(show) if show is not None else None
     try:
         opened = open_image(image)
     except ImageError as error:
-        raise Refused(str(error)) from error
+        raise UserError(str(error)) from error
     chosen = _method(method, budget, options)
     loaded = _load(model, clip, device)
     inputs = _inputs(loaded, opened, question)
@@ -392,15 +411,18 @@ def ask(
         from vlprune.show import as_seen
 
         seen = as_seen(inputs["pixel_values"][0], loaded.processor)
-        _save(target, seen, [pruner.last], titles=[f"{question}  {answer}"])
+        _save(target, seen, [pruner.last], titles=[f"{question} → {answer}"])
     if as_json:
         found = {"question": question, "answer": answer, "model": model, "method": chosen.name, "keep": budget}
         print(json.dumps({**found, "tokens": _chosen(pruner.last), "cost": _cost(run)}, indent=2))
         return
+    from vlprune.show.tables import cost_table, figures
+
     console = _console()
     console.print(answer, markup=False, highlight=False)
     whole = _whole(loaded, run, visual)
-    console.print(_cost_table([(f"all {visual} (by formula)", whole), (f"{run.visual_tokens} kept", _figures(run))]))
+    ways = (f"all {visual}, by formula", f"{run.visual_tokens} of {visual}")
+    console.print(cost_table([(ways[0], whole), (ways[1], figures([run]))]))
     if target is not None:
         print(f"wrote {target}")
 
@@ -408,13 +430,14 @@ def ask(
 def _whole(loaded: Loaded, run: Run, visual: int) -> dict[str, str]:
     """What the same answer would have cost with all visual tokens, as far as formulas say."""
     from vlprune.measure import LLMShape, kv_bytes, llm_flops
+    from vlprune.show.tables import amount
 
     if not LLMShape.knows(loaded.model):
         return {}
     prompt, new = run.prompt_tokens - run.visual_tokens + visual, int(run.new.shape[1])
     return {
-        "LLM FLOPs": _amount(llm_flops(loaded.model, prompt, new).total),
-        "KV bytes": _amount(kv_bytes(loaded.model, prompt + new - 1), "B"),
+        "LLM FLOPs": amount(llm_flops(loaded.model, prompt, new).total),
+        "KV bytes": amount(kv_bytes(loaded.model, prompt + new - 1), "B"),
     }
 
 
@@ -424,60 +447,13 @@ def _save(path: Path, image: Image.Image, records: list[Record], **options: Any)
     try:
         save_picture(path, image, records, **options)
     except OSError as error:
-        raise Refused(f"{str(path)!r} cannot be written ({error.strerror or error}).") from error
-
-
-# --- tables ---------------------------------------------------------------------------------------------------------
+        raise UserError(f"{str(path)!r} cannot be written ({error.strerror or error}).") from error
 
 
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 110)
-
-
-def _amount(value: float, unit: str = "") -> str:
-    """
-    >>> _amount(1234567), _amount(999, "B"), _amount(3.82e12)
-    ('1.23 M', '999 B', '3.82 T')
-    """
-    for letter in ("", "k", "M", "G", "T"):
-        if value < 1000 or letter == "T":
-            break
-        value /= 1000
-    return f"{value:.3g} {letter}{unit}".strip()
-
-
-def _milliseconds(seconds: float) -> str:
-    """
-    >>> _milliseconds(0.00123), _milliseconds(1.5)
-    ('1.2', '1,500')
-    """
-    return f"{1000 * seconds:,.1f}" if seconds < 0.1 else f"{1000 * seconds:,.0f}"
-
-
-COLUMNS = ("LLM FLOPs", "KV bytes", "vision", "selection", "prefill", "decode", "total")
-
-
-def _figures(run: Run) -> dict[str, str]:
-    times = {name: _milliseconds(getattr(run.latency, name)) for name in COLUMNS[2:]}
-    counted = _amount(run.flops.total) if run.flops is not None else ""
-    return {"LLM FLOPs": counted, "KV bytes": _amount(run.kv_bytes, "B"), **times}
-
-
-def _cost_table(rows: Sequence[tuple[str, dict[str, str]]]) -> Any:
-    from rich.table import Table
-
-    table = Table(
-        caption="times in ms; FLOPs: two per multiply-add, all tokens of the LLM, without the vision tower",
-        caption_justify="left",
-    )
-    table.add_column("visual tokens", no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for title, figures in rows:
-        table.add_row(title, *(figures.get(name) or "–" for name in COLUMNS))
-    return table
+    return Console(width=None if sys.stdout.isatty() else 120)
 
 
 # --- the demo -------------------------------------------------------------------------------------------------------
@@ -494,7 +470,11 @@ def demo(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a scene, ask the pocket model about it with all tokens and with few, and show what was kept."""
+    """See it at work on the model that comes with vlprune.
+
+    Draws a scene, asks about it with all tokens and with few, prints answers and costs, and writes a picture of what
+    was kept, and why.
+    """
     budget, options = _keep(keep), _settings(settings)
     target = _picture_path(out)
     chosen = _method(method, budget, options)
@@ -515,9 +495,10 @@ def demo(
 
     rows = [i for i, question in enumerate(asked) if question.kind in PICTURED] or list(range(len(asked)))
     around = [
-        [Mark(thing.x, thing.y, 1.3 * thing.radius) for thing in (drawn.things[j] for j in asked[i].about)] for i in rows
+        [Mark(thing.x, thing.y, 1.3 * thing.radius) for j in asked[i].about for thing in [drawn.things[j]]]
+        for i in rows
     ]
-    titles = [f"{asked[i].text}  {answers[i][1]}" for i in rows]
+    titles = [f"{asked[i].text} → {answers[i][1]}" for i in rows]
     seen = as_seen(prompts[0]["pixel_values"][0], loaded.processor)
     _save(target, seen, [records[i] for i in rows], titles=titles, marks=around)
 
@@ -534,11 +515,12 @@ def demo(
         ]
         print(json.dumps({"scene": drawn.name, "method": chosen.name, "keep": budget, "questions": found}, indent=2))
         return
+    from vlprune.show.tables import answer_table, cost_table, figures
+
     console = _console()
-    small = pairs[0][1].visual_tokens
-    console.print(_answer_table([(q.text, q.answer) for q in asked], answers, visual, small))
-    medians = [_median([pair[way] for pair in pairs]) for way in (0, 1)]
-    console.print(_cost_table([(f"all {visual}", medians[0]), (f"{small} of {visual}, {method}", medians[1])]))
+    ways = (f"all {visual}", f"{pairs[0][1].visual_tokens} of {visual}")
+    console.print(answer_table([(q.text, q.answer) for q in asked], answers, ways))
+    console.print(cost_table([(title, figures([pair[i] for pair in pairs])) for i, title in enumerate(ways)]))
     print(f"wrote {target}")
 
 
@@ -548,55 +530,16 @@ def _both_ways(
     """Each question with all tokens and with the method's, and what was kept."""
     from vlprune.measure import measure_generate
 
-    longest = 8
-    plain = [
-        measure_generate(loaded.model, prompt, repeats=repeats, warmup=int(i == 0), max_new_tokens=longest)
-        for i, prompt in enumerate(prompts)
-    ]
-    pruned: list[Run] = []
+    pairs: list[tuple[Run, Run]] = []
     records: list[Record] = []
     for i, (question, prompt) in enumerate(zip(questions, prompts)):
+        options: dict[str, Any] = {"repeats": repeats, "warmup": int(i == 0), "max_new_tokens": 8}
+        plain = measure_generate(loaded.model, prompt, **options)
         with _attach(loaded, method, question) as pruner:
-            run = measure_generate(
-                loaded.model, prompt, pruner=pruner, repeats=repeats, warmup=int(i == 0), max_new_tokens=longest
-            )
-        pruned.append(run)
+            pruned = measure_generate(loaded.model, prompt, pruner=pruner, **options)
+        pairs.append((plain, pruned))
         records.append(pruner.last)
-    return list(zip(plain, pruned)), records
-
-
-def _median(runs: Sequence[Run]) -> dict[str, str]:
-    from dataclasses import replace
-    from statistics import median
-
-    from vlprune.measure import Latency
-
-    middle = replace(runs[0], latency=Latency.median([run.latency for run in runs]))
-    figures = _figures(middle)
-    counted = [run.flops.total for run in runs if run.flops is not None]
-    if counted:
-        figures["LLM FLOPs"] = _amount(median(counted))
-    figures["KV bytes"] = _amount(median(run.kv_bytes for run in runs), "B")
-    return figures
-
-
-def _answer_table(
-    questions: Sequence[tuple[str, str]], answers: Sequence[tuple[str, str]], visual: int, small: int
-) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    table.add_column("question")
-    for title in ("truth", f"all {visual} tokens", f"{small} tokens"):
-        table.add_column(title, no_wrap=True)
-    for (question, truth), pair in zip(questions, answers):
-        marked = [
-            Text(f"{answer or '(nothing)'}  {'right' if answer == truth else 'wrong'}", "green" if answer == truth else "red")
-            for answer in pair
-        ]
-        table.add_row(question, truth, *marked)
-    return table
+    return pairs, records
 
 
 # --- lists ----------------------------------------------------------------------------------------------------------
@@ -617,7 +560,7 @@ def methods() -> None:
     for name in list_methods():
         method = get_method(name)
         settings = [f"{field.name}={getattr(method, field.name)}" for field in fields(method) if field.name != "keep"]
-        table.add_row(name, (type(method).__doc__ or "").split("\n\n")[0].strip(), ", ".join(settings) or "–")
+        table.add_row(name, (type(method).__doc__ or "").split("\n\n")[0].strip(), ", ".join(settings) or "none")
     _console().print(table)
 
 
@@ -634,4 +577,4 @@ def models() -> None:
     for family in list_families():
         table.add_row(family.name, "\n".join(family.classes), family.prunes, family.relevance, family.tested)
     _console().print(table)
-    print("--model takes 'pocket' (comes with vlprune), a folder, or an id on the hub, such as llava-hf/llava-1.5-7b-hf.")
+    print("--model takes 'pocket' (comes with vlprune), a folder, or a hub id, such as llava-hf/llava-1.5-7b-hf.")

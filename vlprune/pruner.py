@@ -9,6 +9,7 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,28 @@ from torch import Tensor
 from vlprune.features import FeatureCache
 from vlprune.methods.base import Method
 from vlprune.methods.choose import choose
-from vlprune.models.base import family_of
-from vlprune.models.generation import PromptStreamer, padding_mask, setting, shift_lengths
-from vlprune.models.layout import ATTRIBUTE, Layout, frozen, joined, shorten, whole
+from vlprune.models.base import Vision, family_of
+from vlprune.models.generation import (
+    PromptStreamer,
+    cache_length,
+    padding_mask,
+    setting,
+    shift_lengths,
+    token_ids,
+)
+from vlprune.models.layout import (
+    ATTRIBUTE,
+    Layout,
+    frozen,
+    go_on,
+    joined,
+    shorten,
+    shorten_companions,
+    whole,
+)
 from vlprune.models.probe import probe, see
-from vlprune.models.units import find_units
-from vlprune.query import Questions, check_query
+from vlprune.models.units import Unit, find_units
+from vlprune.query import Questions, check_query, framed
 from vlprune.record import Record
 
 POSITIONS = ("renumbered", "original")
@@ -152,21 +169,7 @@ class Pruner:
         `options` go to `generate`, such as `max_new_tokens=20`. Needs the processor; its chat template frames each
         question. Returns one answer per question.
         """
-        if self.processor is None:
-            raise ValueError("ask_many needs attach(..., processor=).")
-        if isinstance(questions, str) or not questions or not all(isinstance(q, str) for q in questions):
-            raise ValueError(f"questions={questions!r}: pass a list of at least one string.")
-        turns = [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": q}]}] for q in questions]
-        prompts = [
-            self.processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False) for turn in turns
-        ]
-        inputs = self.processor(
-            images=[image] * len(prompts),
-            text=prompts,
-            padding=True,
-            padding_side="left",
-            return_tensors="pt",
-        ).to(self.model.device)
+        inputs = framed(self.processor, image, questions).to(self.model.device)
         query, cache = self.query, self._cache
         self.query = list(questions)
         self._cache = cache if cache.limit > 0 else FeatureCache(float("inf"))
@@ -180,7 +183,7 @@ class Pruner:
         new = out[:, inputs["input_ids"].shape[1] :]
         return [text.strip() for text in self.processor.batch_decode(new, skip_special_tokens=True)]
 
-    # --- generate -------------------------------------------------------------------------------------------------
+    # --- generate ---
 
     def _wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(original).parameters)
@@ -212,19 +215,18 @@ class Pruner:
         cache = kwargs.get("past_key_values")
         seen = self.family.has_vision(kwargs)
         self.records = []
-        if not seen and (_length(cache) == 0 or not hasattr(cache, ATTRIBUTE)):
+        if not seen and (cache_length(cache) == 0 or not hasattr(cache, ATTRIBUTE)):
             return _Call()
-        prompt = _token_ids(kwargs)
+        prompt = token_ids(kwargs).to(self.model.device)  # transformers lets prompts stay on the CPU
         mask = kwargs.get("attention_mask")
-        if mask is None:
-            mask = padding_mask(self.model, kwargs, prompt)
+        mask = padding_mask(self.model, kwargs, prompt) if mask is None else mask.to(prompt.device)
         layout, embeds = self._plan(prompt, mask, kwargs, cache)
         ids, mask = layout.ids, _aligned(mask, layout)
         given = kwargs.get("position_ids")
         places = self._position_ids(layout, mask, given, (mask.long().cumsum(1) - 1).clamp(min=0))
         for name in self.family.vision_inputs:
             kwargs.pop(name, None)
-        self._shorten_companions(kwargs, layout, mask, prompt.shape)
+        shorten_companions(kwargs, layout, mask, prompt.shape)
         if places is not None:
             kwargs["position_ids"] = places
         kwargs["attention_mask"] = layout.mask
@@ -246,8 +248,8 @@ class Pruner:
             if held is not None:
                 setattr(held, ATTRIBUTE, call.layout)
         sequences = output if isinstance(output, Tensor) else output.sequences
-        new = sequences[:, call.layout.after :]
-        front = prompt.to(new.device).repeat_interleave(new.shape[0] // prompt.shape[0], dim=0)
+        new = sequences[:, call.layout.after :].to(prompt.device)
+        front = prompt.repeat_interleave(new.shape[0] // prompt.shape[0], dim=0)
         sequences = torch.cat([front, new], dim=1)
         if isinstance(output, Tensor):
             return sequences
@@ -260,7 +262,7 @@ class Pruner:
                 "this model is generating in another thread: an attached model takes one call at a time."
             )
 
-    # --- forward --------------------------------------------------------------------------------------------------
+    # --- forward ---
 
     def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._call
@@ -275,8 +277,10 @@ class Pruner:
             return (), self._direct(dict(kwargs))
         cache = kwargs.get("past_key_values")
         layout = getattr(cache, ATTRIBUTE, None)
-        if layout is not None and _length(cache) > 0:
-            return (), self._step(dict(kwargs), layout, cache)
+        if layout is not None and cache_length(cache) > 0:
+            kwargs = dict(kwargs)
+            go_on(kwargs, layout, cache_length(cache), self.positions == "renumbered")
+            return (), kwargs
         if cache is None:
             self.records = []
         return None
@@ -297,7 +301,7 @@ class Pruner:
         ids, cache = kwargs.get("input_ids"), kwargs.get("past_key_values")
         if ids is None:
             return None
-        start, short = _length(cache), call.embeds.shape[1]
+        start, short = cache_length(cache), call.embeds.shape[1]
         stop = start + ids.shape[1]
         copies = ids.shape[0] // call.embeds.shape[0]
         head = call.embeds[:, start:stop].repeat_interleave(copies, dim=0)
@@ -318,18 +322,18 @@ class Pruner:
 
     def _direct(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """A direct call of the model with images: shorten it."""
-        ids, given, cache = _token_ids(kwargs), kwargs.get("attention_mask"), kwargs.get("past_key_values")
+        ids, given, cache = token_ids(kwargs), kwargs.get("attention_mask"), kwargs.get("past_key_values")
         if given is not None and (not isinstance(given, Tensor) or given.ndim != 2):
             raise ValueError("attention_mask must be 2-D (rows, columns) for a prompt that is to be shortened.")
         mask = torch.ones_like(ids) if given is None else given
         layout, embeds = self._plan(ids, mask, kwargs, cache)
         assert embeds is not None
-        mask, start = _aligned(mask, layout), _length(cache)
+        mask, start = _aligned(mask, layout), cache_length(cache)
         columns = torch.arange(layout.before, device=ids.device).expand(layout.ids.shape)
         places = self._position_ids(layout, mask, kwargs.get("position_ids"), columns)
         for name in self.family.vision_inputs:
             kwargs.pop(name, None)
-        self._shorten_companions(kwargs, layout, mask, ids.shape, start)
+        shorten_companions(kwargs, layout, mask, ids.shape, start)
         if places is not None:
             kwargs["position_ids"] = places[:, start:]
         if given is not None or layout.fillers or (places is not None and start == 0):
@@ -338,31 +342,7 @@ class Pruner:
         self._made = layout
         return kwargs
 
-    def _step(self, kwargs: dict[str, Any], layout: Layout, cache: Any) -> dict[str, Any]:
-        """A direct call that goes on from a shortened prompt: the caller's mask and positions count the whole one."""
-        given = kwargs.get("inputs_embeds") if kwargs.get("input_ids") is None else kwargs["input_ids"]
-        if given is None:
-            return kwargs
-        rows, new = given.shape[:2]
-        layout = layout.repeated(max(1, rows // layout.ids.shape[0]))
-        lost = layout.before - layout.after
-        held = _length(cache)
-        mask = kwargs.get("attention_mask")
-        if mask is not None and mask.ndim == 2 and lost and mask.shape[1] == held + new + lost:
-            kwargs["attention_mask"] = torch.cat([layout.mask.to(mask.dtype), mask[:, layout.before :]], dim=1)
-        elif mask is None and layout.fillers:
-            more = layout.mask.new_ones(rows, held + new - layout.after)
-            kwargs["attention_mask"] = torch.cat([layout.mask, more], dim=1)
-        if self.positions == "original" and kwargs.get("position_ids") is None:
-            kwargs["position_ids"] = torch.arange(held + lost, held + lost + new, device=given.device).expand(rows, new)
-        elif self.positions == "renumbered" and kwargs.get("position_ids") is not None:
-            kwargs["position_ids"] = kwargs["position_ids"] - lost
-        return kwargs
-
-    def _grid(self, n: int) -> tuple[int, int]:
-        return self.family.grid(self.model, n)
-
-    # --- what both share ------------------------------------------------------------------------------------------
+    # --- what both share ---
 
     def _position_ids(self, layout: Layout, mask: Tensor, given: Tensor | None, default: Tensor) -> Tensor | None:
         """(B, S) positions to pass on, or None where the model numbers the shortened prompt itself."""
@@ -376,91 +356,69 @@ class Pruner:
         places = default if given is None else given.expand(layout.ids.shape[0], -1)
         if places.shape != layout.ids.shape:
             raise ValueError(f"position_ids must have one position per token of the prompt, {tuple(layout.ids.shape)}.")
-        if self.positions == "renumbered":
-            places = places - layout.dropped(mask).long().cumsum(1)
-        return layout.gather(places)
-
-    def _shorten_companions(
-        self, kwargs: dict[str, Any], layout: Layout, mask: Tensor, shape: torch.Size, start: int = 0
-    ) -> None:
-        """Everything else in the call that has one entry per token of the prompt."""
-        for name, value in kwargs.items():
-            if name in ("input_ids", "attention_mask", "position_ids") or not isinstance(value, Tensor):
-                continue
-            if value.shape == shape:
-                value = layout.gather(F.pad(value, (layout.before - shape[1], 0)))
-                if name == "labels":  # a dropped token that fills a gap is no target
-                    value = value.masked_fill((layout.mask == 0) & (layout.gather(mask) != 0), -100)
-                kwargs[name] = value[:, start:]
+        return layout.positions(mask, places, renumber=self.positions == "renumbered")
 
     def _plan(self, ids: Tensor, mask: Tensor, kwargs: dict[str, Any], cache: Any) -> tuple[Layout, Tensor | None]:
-        """Where each token of the shortened prompt comes from, and its embeddings (B, S, d) when the call has images."""
-        held = _length(cache)
+        """Where each token of the shortened prompt comes from, and its embeddings (B, S, d) if the call has images."""
+        held = cache_length(cache)
         first: Layout | None = None
         if held:
             known = getattr(cache, ATTRIBUTE, None)
-            missing = mask.shape[1] - ids.shape[1]
-            if missing:  # only the new tokens were passed: put stand-ins for what the cache holds in front of them
-                past = known.ids if known is not None else ids.new_zeros(ids.shape[0], 0)
-                past = past.repeat_interleave(ids.shape[0] // past.shape[0], dim=0)
-                ids = torch.cat([past, ids.new_zeros(ids.shape[0], missing - past.shape[1]), ids], dim=1)
+            if mask.shape[1] != ids.shape[1]:
+                ids = _whole_prompt(ids, mask, known)
             first = frozen(known or whole(ids[:, :held], mask[:, :held]), ids, mask, held)
         if mask.shape != ids.shape:
             raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, but input_ids has {tuple(ids.shape)}.")
         start = first.before if first is not None else 0
-        old = first.records if first is not None else ()
-        embeds, records = None, list(old)
+        records = list(first.records) if first is not None else []
+        host, real = ids.cpu(), mask.cpu().bool()
         drop = torch.zeros_like(ids, dtype=torch.bool)
-        lost = [0] * ids.shape[0]
-        host = ids.cpu()
-        real = mask[:, start:].cpu().bool()
+        lost, embeds = [0] * len(host), None
         if self.family.has_vision(kwargs):
-            inputs = {name: kwargs[name] for name in self.family.vision_inputs if kwargs.get(name) is not None}
-            visions, begin = None, 0
-            if first is not None:  # the caller may pass all images again, or the new ones alone
-                visions = see(self.model, self.family, ids, inputs, self._cache)
-                count = sum(len(vision.features) for vision in visions)
-                if count != int((host == self._placeholder).sum()):
-                    begin = start
-            found = probe(self.model, self.family, ids[:, begin:], inputs, self._cache, visions)
-            embeds = F.pad(found.embeds, (0, 0, begin, 0))
-            lengths = [len(vision.features) for vision in found.visions]
-            counts = {record.row: record.image + 1 for record in old} if begin else {}
-            units = find_units(host[:, begin:], self._placeholder, lengths, counts)
-            units = [replace(unit, columns=unit.columns + begin) for unit in units]
-            fresh = [i for i, unit in enumerate(units) if int(unit.columns[0]) >= start]
-            rows = [row[keep].tolist() for row, keep in zip(host, mask.cpu().bool())]
-            units, visions = [units[i] for i in fresh], [found.visions[i] for i in fresh]
-            embeds, new = choose(
-                self.method,
-                units,
-                visions,
-                embeds,
-                drop,
-                self._grid,
-                self._questions.asker(rows, units, self.query),
-            )
+            units, visions, embeds = self._seen(ids, host, kwargs, start, records)
+            rows = [row[keep].tolist() for row, keep in zip(host, real)]
+            ask = self._questions.asker(rows, units, self.query)
+            embeds, new = choose(self.method, units, visions, embeds, drop, partial(self.family.grid, self.model), ask)
             for record in new:
                 lost[record.row] += record.before - record.after
             records += new
-        rest = shorten(ids[:, start:], mask[:, start:], drop[:, start:], lost, real.sum(dim=1).tolist())
+        counts = real[:, start:].sum(dim=1).tolist()
+        rest = shorten(ids[:, start:], mask[:, start:], drop[:, start:], lost, counts)
         layout = rest if first is None else joined(first, rest, ids)
-        if not first and bool(real.all()) and len(set(lost)) == 1:
+        if first is None and bool(real.all()) and len(set(lost)) == 1:
             layout = replace(layout, fillers=False)
         self.records = sorted(records, key=lambda record: (record.row, record.image))
         layout = replace(layout, records=tuple(self.records))
         return layout, layout.gather(embeds) if embeds is not None else None
 
+    def _seen(
+        self, ids: Tensor, host: Tensor, kwargs: dict[str, Any], start: int, old: list[Record]
+    ) -> tuple[list[Unit], list[Vision], Tensor]:
+        """The images from column `start` on, and the prompt's merged embeddings (B, L, d)."""
+        inputs = {name: kwargs[name] for name in self.family.vision_inputs if kwargs.get(name) is not None}
+        visions, begin = None, 0
+        if start:  # the caller may pass all images again, or the new ones alone
+            visions = see(self.model, self.family, ids, inputs, self._cache)
+            if sum(len(vision.features) for vision in visions) != int((host == self._placeholder).sum()):
+                begin = start
+        found = probe(self.model, self.family, ids[:, begin:], inputs, self._cache, visions)
+        lengths = [len(vision.features) for vision in found.visions]
+        before = {record.row: record.image + 1 for record in old} if begin else {}
+        units = find_units(host[:, begin:], self._placeholder, lengths, before)
+        units = [replace(unit, columns=unit.columns + begin) for unit in units]
+        new = [i for i, unit in enumerate(units) if int(unit.columns[0]) >= start]
+        return [units[i] for i in new], [found.visions[i] for i in new], F.pad(found.embeds, (0, 0, begin, 0))
 
-def _length(cache: Any) -> int:
-    return int(cache.get_seq_length()) if cache is not None else 0
 
-
-def _token_ids(kwargs: dict[str, Any]) -> Tensor:
-    ids = kwargs.get("input_ids")
-    if not isinstance(ids, Tensor) or kwargs.get("inputs_embeds") is not None:
-        raise ValueError("input_ids must be passed with the images, and not inputs_embeds, for tokens to be dropped.")
-    return ids
+def _whole_prompt(ids: Tensor, mask: Tensor, known: Layout | None) -> Tensor:
+    """Where only the new tokens were passed: stand-ins, as many as the mask says, for what the cache holds before them."""
+    past = known.ids.repeat_interleave(len(ids) // len(known.ids), dim=0) if known is not None else ids[:, :0]
+    missing = mask.shape[1] - ids.shape[1] - past.shape[1]
+    if missing < 0:
+        raise ValueError(
+            f"attention_mask has {mask.shape[1]} columns, fewer than the cached prompt and input_ids together."
+        )
+    return torch.cat([past, ids.new_zeros(len(ids), missing), ids], dim=1)
 
 
 def _aligned(mask: Tensor, layout: Layout) -> Tensor:

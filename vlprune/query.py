@@ -113,6 +113,7 @@ class Questions:
 
         `rows` are the token ids of each row of the batch, without padding.
         """
+        check_query(query)
         given = _per_row(query, len(rows))
         found: dict[int, tuple[str | None, list[int]]] = {}
         for row in wanted:
@@ -154,6 +155,20 @@ class Questions:
                 )
         last = max((i for i, token in enumerate(ids) if token == self._placeholder), default=-1)
         return clean(tokenizer.decode(ids[last + 1 :], skip_special_tokens=True), special)
+
+
+def framed(processor: Any, image: Any, questions: Sequence[str]) -> Any:
+    """The model's inputs for several questions about one image: one row each, in the processor's chat template."""
+    if processor is None:
+        raise ValueError("ask_many needs attach(..., processor=).")
+    if isinstance(questions, str) or not questions or not all(isinstance(q, str) for q in questions):
+        raise ValueError(f"questions={questions!r}: pass a list of at least one string.")
+    prompts = []
+    for question in questions:
+        turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}
+        prompts.append(processor.apply_chat_template([turn], add_generation_prompt=True, tokenize=False))
+    images = [image] * len(prompts)
+    return processor(images=images, text=prompts, padding=True, padding_side="left", return_tensors="pt")
 
 
 def _per_row(query: "str | Sequence[str | None] | None", rows: int) -> "list[str | None]":

@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForCausalLM,
     CLIPVisionConfig,
     GemmaConfig,
+    GPT2Config,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -69,9 +70,7 @@ TOWERS = {
         vision_use_head=False,
     ),
 }
-VICUNA = LLMShape(
-    layers=32, width=4096, inner=11008, heads=32, kv_heads=32, head_width=128, vocabulary=32064
-)
+VICUNA = LLMShape(layers=32, width=4096, inner=11008, heads=32, kv_heads=32, head_width=128, vocabulary=32064)
 
 
 def counted(call):
@@ -109,9 +108,7 @@ def test_generate_equals_the_counter(name):
 
 
 def llava(tower, decoder="llama", **more):
-    config = LlavaConfig(
-        vision_config=TOWERS[tower], text_config=DECODERS[decoder], image_token_index=95, **more
-    )
+    config = LlavaConfig(vision_config=TOWERS[tower], text_config=DECODERS[decoder], image_token_index=95, **more)
     return LlavaForConditionalGeneration(config).eval()
 
 
@@ -146,8 +143,6 @@ def test_published_figures():
 
 def test_wrong_input():
     with pytest.raises(ValueError, match="'gpt2' decoder"):
-        from transformers import GPT2Config
-
         llm_flops(GPT2Config(), 10)
     with pytest.raises(ValueError, match="prompt=0"):
         llm_flops(VICUNA, 0)

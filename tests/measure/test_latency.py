@@ -51,7 +51,7 @@ def test_prefill(model, inputs, pruned):
     slow(model.lm_head, times=1)
     slow(model.model.language_model, times=1)
     parts = clocked(model, inputs, pruner).latency
-    assert 2 * PAUSE <= parts.prefill
+    assert parts.prefill >= 2 * PAUSE
     assert parts.vision + parts.selection + parts.decode + parts.rest < PAUSE
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 CONVENTIONS = {
     "flops": (
-        "floating-point operations, two per multiply-add, of the LLM's matrix products: all tokens (visual, text and new), "
-        "attention in full (not halved for causality), one row of logits per step; vision tower and projector apart"
+        "floating-point operations, two per multiply-add, of the LLM's matrix products: all tokens (visual, text and "
+        "new), attention in full (not halved for causality), one row of logits a step; vision tower and projector apart"
     ),
     "paper": (
         "multiply-adds over the visual tokens alone, T(4nd² + 2n²d + 3ndm), as papers on token pruning count; "
@@ -16,7 +16,8 @@ CONVENTIONS = {
     ),
 }
 
-#: Decoders whose layers are q, k, v, o projections and a gated MLP of three products; tests check each against torch's counter.
+#: Decoders whose layers are q, k, v, o projections and a gated MLP of three products; tests check each of them against
+#: torch's counter.
 GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3")
 
 
@@ -135,7 +136,7 @@ def paper_macs(model: Any, visual_tokens: int) -> int:
 
 
 def vision_flops(model: Any) -> int:
-    """Operations of the vision tower and projector for one image of a LLaVA with a CLIP or SigLIP tower, two per multiply-add.
+    """Operations, two per multiply-add, of a LLaVA's CLIP or SigLIP tower and projector for one image.
 
     All the tower's layers count, as transformers runs them all, also when an earlier layer's states are read.
     """

@@ -14,8 +14,11 @@ from vlprune.measure.memory import cache_bytes
 
 @dataclass(frozen=True)
 class Run:
-    """`new` (B, new tokens) are the generated ids. `prompt_tokens` entered the LLM, per row, `visual_tokens` of them visual in
-    all rows together; `flops` is None for a decoder whose formula is not known."""
+    """`new` (B, new tokens) are the generated ids.
+
+    `prompt_tokens` entered the LLM, per row; `visual_tokens` are the visual ones among them, in all rows together;
+    `flops` is None for a decoder whose formula is not known.
+    """
 
     new: Tensor
     prompt_tokens: int
@@ -30,8 +33,9 @@ def measure_generate(
 ) -> Run:
     """Run `model.generate(**inputs, **options)`, greedy unless told otherwise, and say what it cost.
 
-    `inputs` come from the processor; `pruner` is the one attached to the model, if any (give it `cache_bytes=0` to time the
-    tower in every run). The seconds are medians over `repeats`, after `warmup` runs that do not count. Beams are not counted.
+    `inputs` come from the processor; `pruner` is the one attached to the model, if any (give it `cache_bytes=0` to time
+    the tower in every run). The seconds are medians over `repeats`, after `warmup` runs that do not count. Beams are
+    not counted.
 
     Example:
         run = measure_generate(model, inputs, repeats=5, warmup=1, max_new_tokens=16)

@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds. `vision`: tower and projector. `selection`: choosing tokens, from the question's embedding to the indices.
+    """Seconds. `vision`: tower and projector. `selection`: from the question's embedding to the chosen indices.
 
     `prefill`: the LLM's first forward. `decode`: from there to the end. `rest`: what is left of the call (preparing it,
     merging and shortening the prompt).

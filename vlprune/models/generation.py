@@ -49,3 +49,16 @@ def padding_mask(model: Any, kwargs: dict[str, Any], ids: Tensor) -> Tensor:
     pad, eos = setting(model, kwargs, "pad_token_id"), setting(model, kwargs, "eos_token_id")
     ends = eos if isinstance(eos, (list, tuple)) else [eos]
     return torch.ones_like(ids) if pad is None or pad in ends else (ids != pad).long()
+
+
+def cache_length(cache: Any) -> int:
+    """How many tokens a cache holds; 0 for none."""
+    return int(cache.get_seq_length()) if cache is not None else 0
+
+
+def token_ids(kwargs: dict[str, Any]) -> Tensor:
+    """The `input_ids` of a call with images."""
+    ids = kwargs.get("input_ids")
+    if not isinstance(ids, Tensor) or kwargs.get("inputs_embeds") is not None:
+        raise ValueError("input_ids must be passed with the images, and not inputs_embeds, for tokens to be dropped.")
+    return ids

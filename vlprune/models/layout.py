@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 ATTRIBUTE = "_vlprune_layout"
@@ -45,6 +46,10 @@ class Layout:
         kept = torch.zeros_like(mask, dtype=torch.bool)
         kept.scatter_(1, self.index, self.mask.bool())
         return mask.bool() & ~kept
+
+    def positions(self, mask: Tensor, places: Tensor, renumber: bool) -> Tensor:
+        """(B, S) of the positions `places` (B, L): as they were, or less the tokens that are gone before each."""
+        return self.gather(places - self.dropped(mask).long().cumsum(1) if renumber else places)
 
     def repeated(self, times: int) -> "Layout":
         """The same for `times` copies of every row, side by side."""
@@ -98,6 +103,41 @@ def joined(first: Layout, rest: Layout, ids: Tensor) -> Layout:
     index = torch.cat([first.index, rest.index + start], dim=1)
     mask = torch.cat([first.mask, rest.mask.to(first.mask.dtype)], dim=1)
     return Layout(ids, index, mask, first.fillers or rest.fillers, first.records + rest.records)
+
+
+def shorten_companions(kwargs: dict[str, Any], layout: Layout, mask: Tensor, shape: torch.Size, start: int = 0) -> None:
+    """Shorten whatever else in a call has one entry per token of the prompt (of shape `shape`), from `start` on; in place."""
+    for name, value in kwargs.items():
+        if name in ("input_ids", "attention_mask", "position_ids") or not isinstance(value, Tensor):
+            continue
+        if value.shape == shape:
+            value = layout.gather(F.pad(value, (layout.before - shape[1], 0)))
+            if name == "labels":  # a dropped token that fills a gap is no target
+                value = value.masked_fill((layout.mask == 0) & (layout.gather(mask) != 0), -100)
+            kwargs[name] = value[:, start:]
+
+
+def go_on(kwargs: dict[str, Any], layout: Layout, held: int, renumber: bool) -> None:
+    """Adapt, in place, a call that goes on from a shortened prompt with `held` tokens in its cache.
+
+    The caller's mask and positions count the whole prompt.
+    """
+    given = kwargs.get("inputs_embeds") if kwargs.get("input_ids") is None else kwargs["input_ids"]
+    if given is None:
+        return
+    rows, new = given.shape[:2]
+    layout = layout.repeated(max(1, rows // layout.ids.shape[0]))
+    lost, mask, places = layout.before - layout.after, kwargs.get("attention_mask"), kwargs.get("position_ids")
+    front = layout.mask[:, :held]
+    if mask is not None and mask.ndim == 2 and lost and mask.shape[1] == held + new + lost:
+        kwargs["attention_mask"] = torch.cat([front.to(mask.dtype), mask[:, lost + front.shape[1] :]], dim=1)
+    elif mask is None and layout.fillers:
+        kwargs["attention_mask"] = torch.cat([front, front.new_ones(rows, held + new - front.shape[1])], dim=1)
+    if renumber and places is not None:
+        kwargs["position_ids"] = places - lost
+    elif not renumber and places is None:
+        columns = torch.arange(held + lost, held + lost + new, device=given.device)
+        kwargs["position_ids"] = columns.expand(rows, new)
 
 
 def frozen(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:

@@ -5,7 +5,7 @@ So whatever a family does to merge images into the prompt is done by the family'
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +46,8 @@ def probe(
     with _recorded(model, family, cache, seen, visions):
         handle = model.get_decoder().register_forward_pre_hook(at_decoder, with_kwargs=True)
         try:
-            model.base_model(input_ids=ids, **inputs)
-        except _Reached:
-            pass
+            with suppress(_Reached):
+                model.base_model(input_ids=ids, **inputs)
         finally:
             handle.remove()
     given = family.given(inputs)
@@ -64,10 +63,8 @@ def see(model: Any, family: Family, ids: Tensor, inputs: dict[str, Any], cache: 
         return family.read(model, given, inputs)
     seen: list[Vision] = []
     with _recorded(model, family, cache, seen, None, leave=True):
-        try:
+        with suppress(_Reached):
             model.base_model(input_ids=ids, **inputs)
-        except _Reached:
-            pass
     return seen
 
 

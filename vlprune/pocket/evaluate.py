@@ -126,10 +126,11 @@ def main() -> None:
     parser.add_argument("--keep", default="192,128,64,32,16", help="budgets, with commas")
     parser.add_argument("--methods", default="random,dpp,script", help="with commas")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=32, help="questions asked at once")
     parser.add_argument("--json", help="write the counts there")
     args = parser.parse_args()
     model, processor, clip = pocket.load()
-    exam = Exam(args.split, args.per_kind, (model.to(args.device), processor, clip.to(args.device)))
+    exam = Exam(args.split, args.per_kind, (model.to(args.device), processor, clip.to(args.device)), args.batch)
     rows = table(exam, [int(k) for k in args.keep.split(",")], args.methods.split(","))
     if args.json:
         with open(args.json, "w") as file:

@@ -29,8 +29,8 @@ class ImageError(ValueError):
 def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open a file as an RGB image, upright, with all its pixels decoded.
 
-    The size that the file claims is checked before anything is decoded. Raises `ImageError` for a file that is missing, no
-    image, truncated or damaged, or larger than `max_pixels`.
+    The size that the file claims is checked before anything is decoded. Raises `ImageError` for a file that is missing,
+    no image, truncated or damaged, or larger than `max_pixels`.
 
     >>> open_image("no-such.png")
     Traceback (most recent call last):
@@ -67,7 +67,7 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
             )
         if max(width, height) > MAX_ASPECT * min(width, height):
             raise ImageError(
-                f"{name} is too long: {width:,} x {height:,} pixels, where one side may be {MAX_ASPECT} times the other."
+                f"{name} is too long: {width:,} x {height:,} pixels; one side may be {MAX_ASPECT} times the other."
             )
         try:
             opened.load()
@@ -89,7 +89,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def as_seen(pixels: Tensor, processor: Any) -> Image.Image:
-    """The image that the model saw: `pixels` (3, H, W) as the processor made them, resized and cropped, without its scaling.
+    """The image that the model saw: `pixels` (3, H, W) as the processor resized and cropped them, without its scaling.
 
     >>> import torch
     >>> class Processor:

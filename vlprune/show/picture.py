@@ -38,8 +38,8 @@ def picture(
 ) -> Figure:
     """Draw one row of panels per record; all records are of the same image, given as the model saw it (`as_seen`).
 
-    A map that a method has no scores for is left out. `titles` and `marks` are one per record; a title is by default the
-    record's question.
+    A map that a method has no scores for is left out. `titles` and `marks` are one per record; a title is by default
+    the record's question.
 
     >>> import torch
     >>> from PIL import Image
@@ -50,7 +50,7 @@ def picture(
     """
     from matplotlib.figure import Figure
 
-    rows = [records] if hasattr(records, "kept") else list(records)
+    rows = list(records) if isinstance(records, Sequence) else [records]
     if not rows:
         raise ValueError("records is empty: pass at least one Record.")
     for name, given in (("titles", titles), ("marks", marks)):
@@ -113,7 +113,8 @@ def _map(axes: Axes, image: Image.Image, record: Record, name: str) -> None:
     bar = axes.figure.colorbar(shown, ax=axes, shrink=0.75, pad=0.02, aspect=25)
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
-    bar.solids.set_alpha(1)
+    if bar.solids is not None:
+        bar.solids.set_alpha(1)
     _frame(axes, title)
 
 

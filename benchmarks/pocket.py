@@ -1,0 +1,55 @@
+"""What pruning saves of one answer of the pocket model, on this machine: `python benchmarks/pocket.py [--keep 64]`.
+
+One question about one drawn scene, asked with all 576 visual tokens and with fewer, in turn, so that both see the same
+machine. Prefill is the LLM's first forward; selection is everything between the features and the kept indices, CLIP's
+reading of the question included. The ratio that counts is prefill against prefill + selection.
+"""
+
+import argparse
+import platform
+
+import torch
+
+from vlprune import Script, attach, pocket
+from vlprune.measure import measure_generate
+from vlprune.pocket.render import images
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--keep", type=int, nargs="+", default=[192, 64, 16])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    model, processor, clip = pocket.load()
+    model.to(args.device)
+    clip.to(args.device)
+    (scene,) = pocket.scenes("test", 1)
+    question = pocket.questions(scene, ["digit"])[0]
+    turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question.text}]}]
+    prompt = processor.apply_chat_template(turn, add_generation_prompt=True)
+    inputs = dict(processor(images=images([scene]), text=prompt, return_tensors="pt").to(args.device))
+    options = {"repeats": args.repeats, "warmup": 3, "max_new_tokens": 2}
+
+    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
+    print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32, medians of {args.repeats}")
+    print(
+        f"{'tokens':>8} {'vision':>9} {'selection':>10} {'prefill':>9} {'prefill is':>11} {'with selection':>15} {'KV':>9}"
+    )
+    whole = measure_generate(model, inputs, **options)
+    for keep in [None, *args.keep]:
+        run = whole
+        if keep is not None:
+            clips = {"dual_encoder": (clip, processor.tokenizer), "cache_bytes": 0}
+            with attach(model, Script(keep=keep), processor=processor, query=question.text, **clips) as pruner:
+                run = measure_generate(model, inputs, pruner=pruner, **options)
+        time, full = run.latency, whole.latency.prefill
+        print(
+            f"{run.visual_tokens:>8} {1000 * time.vision:6.1f} ms {1000 * time.selection:7.1f} ms "
+            f"{1000 * time.prefill:6.1f} ms {full / time.prefill:9.1f} x {full / (time.prefill + time.selection):13.1f} x "
+            f"{run.kv_bytes / 2**20:5.2f} MiB"
+        )
+
+
+if __name__ == "__main__":
+    main()
