@@ -77,8 +77,8 @@ def test_answers_every_kind_with_all_tokens(exam):
 
 
 def test_answers_from_64_tokens(exam):
-    for name, method in methods_at(64).items():
-        assert exam.take(method).percent() >= 75, name
+    for name in ("random", "dpp", "script"):
+        assert exam.take(methods_at(64)[name]).percent() >= 85, name
 
 
 def test_fewer_tokens_are_harder(exam):

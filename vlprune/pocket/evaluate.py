@@ -90,11 +90,13 @@ def _prompt(processor: Any, text: str) -> str:
 
 
 def methods_at(keep: int) -> dict[str, Method]:
-    """The methods that the model card compares."""
+    """The methods that the model card compares: two plain references, and Script by each fusion rule."""
     return {
         "random": Random(keep=keep),
         "dpp": DppOnly(keep=keep),
         "script": Script(keep=keep),
+        "script-filter": Script(keep=keep, fusion="filter"),
+        "script-released": Script(keep=keep, fusion="released"),
     }
 
 
@@ -106,12 +108,12 @@ def table(exam: Exam, budgets: Iterable[int], names: Sequence[str]) -> list[tupl
     rows: list[tuple[str, int, Score]] = []
     runs: list[tuple[str, int, Method | None]] = [("all tokens", 576, None)]
     runs += [(name, keep, methods_at(keep)[name]) for keep in budgets for name in names]
-    console.print("method      tokens  " + "".join(f"{kind:>7}" for kind in KINDS) + "     mean")
+    console.print("method            tokens  " + "".join(f"{kind:>7}" for kind in KINDS) + "     mean")
     for name, keep, method in runs:
         score = exam.take(method)
         rows.append((name, keep, score))
         cells = "".join(f"{score.percent(kind):7.1f}" for kind in KINDS)
-        console.print(f"{name:<12}{keep:>6}  {cells}  {score.percent():7.1f} ± {score.margin():.1f}", highlight=False)
+        console.print(f"{name:<18}{keep:>6}  {cells}  {score.percent():7.1f} ± {score.margin():.1f}", highlight=False)
     return rows
 
 
@@ -124,7 +126,7 @@ def main() -> None:
     parser.add_argument("--split", default="test", choices=("validation", "test"))
     parser.add_argument("--per-kind", type=int, default=600, help="questions of each kind")
     parser.add_argument("--keep", default="192,128,64,32,16", help="budgets, with commas")
-    parser.add_argument("--methods", default="random,dpp,script", help="with commas")
+    parser.add_argument("--methods", default=",".join(methods_at(1)), help="with commas")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32, help="questions asked at once")
     parser.add_argument("--json", help="write the counts there")
