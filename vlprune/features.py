@@ -74,8 +74,9 @@ def encode(
 ) -> tuple[Any, list[Vision]]:
     """Run `compute(**inputs)` (the model's own `get_image_features`), or take what the cache has of it.
 
-    Returns what the model expects back and its parts, one per image. Images that the cache lacks are encoded together; when
-    it has none of them, the call is exactly the model's own. Nothing is cached while gradients are recorded.
+    Returns what the model expects back and its parts, one per image. Images that the cache lacks are encoded
+    together; when it has none of them, the call is exactly the model's own. Nothing is cached while gradients
+    are recorded.
     """
     encoders = [child for child in model.base_model.children() if child is not model.get_decoder()]
     idle = torch.is_grad_enabled() or any(module.training for module in encoders)

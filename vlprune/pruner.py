@@ -1,7 +1,8 @@
 """The seam into transformers: `attach` makes a model drop visual tokens in `generate` and in `forward`.
 
-`generate` is wrapped on the instance: it shortens the prompt once, before transformers sees it. A hook before the model's
-forward then feeds the kept embeddings in place of the shortened ids, and shortens direct calls of the model.
+`generate` is wrapped on the instance: it shortens the prompt once, before transformers sees it. A hook before
+the model's forward then feeds the kept embeddings in place of the shortened ids, and shortens direct calls of
+the model.
 """
 
 import functools
@@ -20,14 +21,7 @@ from vlprune.features import FeatureCache
 from vlprune.methods.base import Method
 from vlprune.methods.choose import choose
 from vlprune.models.base import Vision, family_of
-from vlprune.models.generation import (
-    PromptStreamer,
-    cache_length,
-    padding_mask,
-    setting,
-    shift_lengths,
-    token_ids,
-)
+from vlprune.models.generation import PromptStreamer, cache_length, padding_mask, setting, shift_lengths, token_ids
 from vlprune.models.layout import (
     ATTRIBUTE,
     Layout,
@@ -37,6 +31,7 @@ from vlprune.models.layout import (
     shorten,
     shorten_companions,
     whole,
+    whole_prompt,
 )
 from vlprune.models.probe import probe, see
 from vlprune.models.units import Unit, find_units
@@ -58,9 +53,9 @@ def attach(
 ) -> "Pruner":
     """Make `model` drop the visual tokens that `method` does not choose, until `detach()` or the end of the `with`.
 
-    `model.generate(...)` and `model(...)` are called as before (a call of `model.forward` itself goes past the hooks and
-    is not pruned). `generate` returns the prompt as it was given, then the new tokens; `model(...)` returns logits of the
-    shortened sequence, and its loss when there are labels.
+    `model.generate(...)` and `model(...)` are called as before (a call of `model.forward` itself goes past
+    the hooks and is not pruned). `generate` returns the prompt as it was given, then the new tokens;
+    `model(...)` returns logits of the shortened sequence, and its loss when there are labels.
 
     Args:
         model: a model of a supported family (`vlprune.models.list_families()`).
@@ -83,12 +78,10 @@ def attach(
 
 @dataclass
 class _Call:
-    """One running `generate`: the kept embeddings (None when it has no images) and the caches that already hold them."""
+    """One running `generate`: the kept embeddings (None without images) and the caches that already hold them."""
 
     layout: Layout | None = None
-    ids: Tensor | None = None
     embeds: Tensor | None = None
-    verify: bool = False
     filled: list[Any] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)
 
@@ -166,8 +159,8 @@ class Pruner:
     def ask_many(self, image: Any, questions: Sequence[str], **options: Any) -> list[str]:
         """Ask several questions about one image: the tower sees it once, the tokens are chosen for each question.
 
-        `options` go to `generate`, such as `max_new_tokens=20`. Needs the processor; its chat template frames each
-        question. Returns one answer per question.
+        `options` go to `generate`, such as `max_new_tokens=20`. Needs the processor; its chat template frames
+        each question. Returns one answer per question.
         """
         inputs = framed(self.processor, image, questions).to(self.model.device)
         query, cache = self.query, self._cache
@@ -221,7 +214,6 @@ class Pruner:
         mask = kwargs.get("attention_mask")
         mask = padding_mask(self.model, kwargs, prompt) if mask is None else mask.to(prompt.device)
         layout, embeds = self._plan(prompt, mask, kwargs, cache)
-        ids, mask = layout.ids, _aligned(mask, layout)
         given = kwargs.get("position_ids")
         places = self._position_ids(layout, mask, given, (mask.long().cumsum(1) - 1).clamp(min=0))
         for name in self.family.vision_inputs:
@@ -232,13 +224,12 @@ class Pruner:
         kwargs["attention_mask"] = layout.mask
         pad = setting(self.model, kwargs, "pad_token_id")
         filler = pad if isinstance(pad, int) else 0
-        short = layout.gather(ids)
+        short = layout.gather(layout.ids)
         kwargs["input_ids"] = short.masked_fill((layout.mask == 0) & (short == self._placeholder), filler)
         shift_lengths(self.model, kwargs, layout.after - prompt.shape[1])
         if kwargs.get("streamer") is not None:
             kwargs["streamer"] = PromptStreamer(kwargs["streamer"], prompt)
-        verify = setting(self.model, kwargs, "guidance_scale") not in (None, 1, 1.0)
-        return _Call(layout, kwargs["input_ids"], embeds, verify)
+        return _Call(layout, embeds)
 
     def _closed(self, call: _Call, prompt: Tensor | None, cache: Any, output: Any) -> Any:
         """Put the whole prompt back in front of the new tokens, and note in the cache what it holds."""
@@ -297,18 +288,13 @@ class Pruner:
         """Inside generate: the embeddings of the columns that this forward brings, for every beam of every row."""
         self._check_thread(call)
         assert call.embeds is not None
-        assert call.ids is not None
         ids, cache = kwargs.get("input_ids"), kwargs.get("past_key_values")
-        if ids is None:
+        if ids is None:  # not the prompt: guidance also runs the model on one of its own, passed by position
             return None
         start, short = cache_length(cache), call.embeds.shape[1]
         stop = start + ids.shape[1]
         copies = ids.shape[0] // call.embeds.shape[0]
         head = call.embeds[:, start:stop].repeat_interleave(copies, dim=0)
-        if call.verify:  # guidance also runs the model on a prompt without images
-            own = call.ids[:, start:stop].repeat_interleave(copies, dim=0)
-            if start >= short or not torch.equal(own, ids[:, : own.shape[1]]):
-                return None
         if cache is not None and stop >= short:
             call.filled.append(cache)
         kwargs = dict(kwargs)
@@ -325,10 +311,11 @@ class Pruner:
         ids, given, cache = token_ids(kwargs), kwargs.get("attention_mask"), kwargs.get("past_key_values")
         if given is not None and (not isinstance(given, Tensor) or given.ndim != 2):
             raise ValueError("attention_mask must be 2-D (rows, columns) for a prompt that is to be shortened.")
-        mask = torch.ones_like(ids) if given is None else given
+        start, known = cache_length(cache), getattr(cache, ATTRIBUTE, None)
+        gone = known.before - known.after if start and known is not None else 0
+        mask = ids.new_ones(len(ids), start + gone + ids.shape[1]) if given is None else given
         layout, embeds = self._plan(ids, mask, kwargs, cache)
         assert embeds is not None
-        mask, start = _aligned(mask, layout), cache_length(cache)
         columns = torch.arange(layout.before, device=ids.device).expand(layout.ids.shape)
         places = self._position_ids(layout, mask, kwargs.get("position_ids"), columns)
         for name in self.family.vision_inputs:
@@ -365,7 +352,7 @@ class Pruner:
         if held:
             known = getattr(cache, ATTRIBUTE, None)
             if mask.shape[1] != ids.shape[1]:
-                ids = _whole_prompt(ids, mask, known)
+                ids = whole_prompt(ids, mask, known)
             first = frozen(known or whole(ids[:, :held], mask[:, :held]), ids, mask, held)
         if mask.shape != ids.shape:
             raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, but input_ids has {tuple(ids.shape)}.")
@@ -408,18 +395,3 @@ class Pruner:
         units = [replace(unit, columns=unit.columns + begin) for unit in units]
         new = [i for i, unit in enumerate(units) if int(unit.columns[0]) >= start]
         return [units[i] for i in new], [found.visions[i] for i in new], F.pad(found.embeds, (0, 0, begin, 0))
-
-
-def _whole_prompt(ids: Tensor, mask: Tensor, known: Layout | None) -> Tensor:
-    """Where only the new tokens were passed: stand-ins, as many as the mask says, for what the cache holds before them."""
-    past = known.ids.repeat_interleave(len(ids) // len(known.ids), dim=0) if known is not None else ids[:, :0]
-    missing = mask.shape[1] - ids.shape[1] - past.shape[1]
-    if missing < 0:
-        raise ValueError(
-            f"attention_mask has {mask.shape[1]} columns, fewer than the cached prompt and input_ids together."
-        )
-    return torch.cat([past, ids.new_zeros(len(ids), missing), ids], dim=1)
-
-
-def _aligned(mask: Tensor, layout: Layout) -> Tensor:
-    return mask if mask.shape[1] == layout.before else F.pad(mask, (layout.before - mask.shape[1], 0), value=1)

@@ -25,9 +25,10 @@ FORMAT_HINTS = (
 class Query:
     """The question of each of `B` images, in the space where relevance is measured.
 
-    `image` (B, n, c) are the visual tokens and `text` (B, 1, c) the mean of the question's embedding in that space;
-    relevance is `sign` times their cosine. `source` says whose space it is: "llm" or "clip". `tokens` is one (l, d) tensor
-    per image, the LLM's own embeddings of the question's tokens; empty where the source is "clip".
+    `image` (B, n, c) are the visual tokens and `text` (B, 1, c) the mean of the question's embedding in that
+    space; relevance is `sign` times their cosine. `source` says whose space it is: "llm" or "clip". `tokens`
+    is one (l, d) tensor per image, the LLM's own embeddings of the question's tokens; empty where the source
+    is "clip".
     """
 
     image: Tensor
@@ -56,8 +57,8 @@ def clean(text: str, drop: Iterable[str] = ()) -> str:
 class Questions:
     """Finds each row's question: the given one, else the last user turn of the prompt.
 
-    With a processor (or tokenizer) the turn is cut out of the decoded prompt by its chat template. Without one, it is
-    what follows the last image, less special tokens, and has no text.
+    With a processor (or tokenizer) the turn is cut out of the decoded prompt by its chat template. Without
+    one, it is what follows the last image, less special tokens, and has no text.
     """
 
     def __init__(self, model: Any, method: Any, processor: Any, placeholder: int, dual_encoder: Any) -> None:
@@ -80,7 +81,7 @@ class Questions:
     def asker(
         self, rows: list[list[int]], units: Iterable[Any], query: "str | Sequence[str | None] | None"
     ) -> "Callable[[Any, list[int]], Query | None]":
-        """A function (view, rows of its images) -> their `Query`, for one call; it gives None to a method that needs none."""
+        """A function (view, rows of its images) -> their `Query`, or None if the method needs none."""
         if not self._needed:
             return lambda view, at: None
         found = self.find(rows, sorted({unit.row for unit in units}), query)
@@ -251,9 +252,9 @@ def _between(text: str, header: str, after: str) -> str | None:
 class DualEncoder:
     """A text tower and an image tower that share a space: relevance as CLIP or SigLIP see it.
 
-    The image side is `visual_projection(post_layernorm(h))` of the hidden states `h` that the multimodal model's own
-    tower has just computed; the tower of the dual encoder is not run. The text side is the mean of the `text_embeds` of
-    the question's chunks, each as long as the text tower can read.
+    The image side is `visual_projection(post_layernorm(h))` of the hidden states `h` that the multimodal
+    model's own tower has just computed; the tower of the dual encoder is not run. The text side is the mean
+    of the `text_embeds` of the question's chunks, each as long as the text tower can read.
     """
 
     def __init__(self, encoder: Any, tokenizer: Any, model: Any) -> None:
@@ -264,8 +265,9 @@ class DualEncoder:
         tower = model.config.vision_config
         if vision.hidden_size != tower.hidden_size:
             raise ValueError(
-                f"dual_encoder {type(encoder).__name__} has a vision tower of width {vision.hidden_size}, but the tower of "
-                f"{type(model).__name__} has {tower.hidden_size}: pass the encoder that the model was built on."
+                f"dual_encoder {type(encoder).__name__} has a vision tower of width {vision.hidden_size}, "
+                f"but the tower of {type(model).__name__} has {tower.hidden_size}: "
+                "pass the encoder that the model was built on."
             )
         self._siglip = str(encoder.config.model_type).startswith("siglip")
         self._length = int(encoder.config.text_config.max_position_embeddings)
@@ -313,8 +315,8 @@ class DualEncoder:
 def load_dual_encoder(given: Any, model: Any, processor: Any) -> DualEncoder:
     """What the user passed as `dual_encoder=`: a model, a (model, tokenizer) pair, or the id or path of one.
 
-    Of a model alone, the tokenizer is the processor's where their vocabularies have the same size, else the one that lies
-    where the model was loaded from.
+    Of a model alone, the tokenizer is the processor's where their vocabularies have the same size, else the
+    one that lies where the model was loaded from.
     """
     if isinstance(given, str):
         from transformers import AutoModel, AutoTokenizer

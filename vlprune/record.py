@@ -48,11 +48,11 @@ class Stopwatch:
 class Record:
     """One image of the most recent call. Tensors stay on the model's device until you move them.
 
-    `kept` (m,) are the kept token indices in ascending order; `order` (k,) is the order of choice, `redundancy` (n,) and
-    `relevance` (n,) are scores; each of these three is None where the method has none. `before` and `after` count the
-    image's visual tokens, `grid` is (rows, columns), `row` the batch row and `image` the image's number in that row.
-    `query` is the text that was asked, `source` says whose embeddings gave the relevance ("llm" or "clip") and `sign`
-    the sign that was put on the similarity.
+    `kept` (m,) are the kept token indices in ascending order; `order` (k,) is the order of choice,
+    `redundancy` (n,) and `relevance` (n,) are scores; each of these three is None where the method has none.
+    `before` and `after` count the image's visual tokens, `grid` is (rows, columns), `row` the batch row and
+    `image` the image's number in that row. `query` is the text that was asked, `source` says whose embeddings
+    gave the relevance ("llm" or "clip") and `sign` the sign that was put on the similarity.
 
     >>> from vlprune.record import Record
     >>> record = Record(kept=torch.tensor([0, 3]), before=4, after=2, grid=(2, 2))

@@ -73,21 +73,25 @@ def test_an_exception_leaves_nothing_behind(model, processor, single, where):
     before, plain = state(model), model.generate(**single, **GREEDY)
     method = Broken(keep=9) if where == "method" else Script(keep=9)
     parts = {"tower": "vision_tower", "projector": "multi_modal_projector", "decoder": "language_model"}
-    with pytest.raises(ZeroDivisionError), attach(model, method, processor=processor) as pruner:
-        if where == "user":
-            raise ZeroDivisionError
-        handle = None
-        if where in parts:
-            layer = getattr(model.model, parts[where])
-            handle = (layer.layers[0] if where == "decoder" else layer).register_forward_pre_hook(explode)
-        try:
-            model.generate(**single, **GREEDY, logits_processor=[explode] if "logits" in where else None)
-        finally:
-            if handle is not None:
+
+    def use():
+        with attach(model, method, processor=processor) as pruner:
+            if where == "user":
+                raise ZeroDivisionError
+            if where in parts:
+                layer = getattr(model.model, parts[where])
+                layer = layer.layers[0] if where == "decoder" else layer
+                handle = layer.register_forward_pre_hook(explode)
+                with pytest.raises(ZeroDivisionError):
+                    model.generate(**single, **GREEDY)
                 handle.remove()
-                pruner.method = Random(keep=9)
-                assert model.generate(**single, **GREEDY) is not None  # still attached, and whole
-                assert len(pruner.records) == 1
+                model.generate(**single, **GREEDY)  # still attached, and whole
+                assert pruner.last.after == 9
+                raise ZeroDivisionError
+            model.generate(**single, **GREEDY, logits_processor=[explode] if "logits" in where else None)
+
+    with pytest.raises(ZeroDivisionError):
+        use()
     assert state(model) == before
     assert torch.equal(model.generate(**single, **GREEDY), plain)
 
@@ -201,7 +205,7 @@ def test_wrong_arguments(model, arguments, error, words):
 
 
 def test_more_tokens_than_the_image_has(model, single):
-    with attach(model, Random(keep=tiny.TOKENS + 1)), pytest.raises(ValueError, match="keep=37.*only 36"):
+    with attach(model, Random(keep=tiny.TOKENS + 1)), pytest.raises(ValueError, match=r"keep=37.*only 36"):
         model.generate(**single, **GREEDY)
 
 

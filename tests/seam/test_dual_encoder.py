@@ -101,7 +101,7 @@ def test_long_questions_go_in_chunks(model, device, processor):
 def test_a_tower_of_another_width_is_refused(model, device, processor):
     clip = tiny.clip()
     clip.config.vision_config.hidden_size = 99
-    with pytest.raises(ValueError, match="CLIPModel has a vision tower of width 99, but the tower of Llava.* has 24"):
+    with pytest.raises(ValueError, match=r"CLIPModel has a vision tower of width 99, but the tower of Llava.* has 24"):
         attach(model, Script(keep=KEEP), processor=processor, dual_encoder=clip)
 
 
@@ -134,9 +134,9 @@ def test_the_tokenizer_lies_beside_the_encoder(model, clip, single, tmp_path):
 
 
 def test_without_text_there_is_no_relevance(model, clip, processor, single):
-    with attach(model, Script(keep=KEEP), dual_encoder=(clip, processor.tokenizer)):
-        with pytest.raises(ValueError, match="question's text"):
-            model.generate(**single, **GREEDY)
+    pair = (clip, processor.tokenizer)
+    with attach(model, Script(keep=KEEP), dual_encoder=pair), pytest.raises(ValueError, match="question's text"):
+        model.generate(**single, **GREEDY)
 
 
 def test_siglip(model, processor, single):

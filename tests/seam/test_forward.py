@@ -78,7 +78,8 @@ def test_given_position_ids(model, processor, ragged, positions):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_labels(model, processor, ragged, side):
+@pytest.mark.parametrize("images", ["are targets", "are no targets"])
+def test_labels(model, processor, ragged, side, images):
     batch = dict(ragged)
     if side == "right":  # as in training
         for name in ("input_ids", "attention_mask"):
@@ -86,14 +87,16 @@ def test_labels(model, processor, ragged, side):
             batch[name] = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     ids = batch["input_ids"]
     mask = batch["attention_mask"]
-    outside = (ids == tiny.IMAGE) | (mask == 0) | (mask.cumsum(1) == 1)  # nothing predicts a row's first token
+    outside = (mask == 0) | (mask.cumsum(1) == 1)  # nothing predicts a row's first token
+    hidden = images == "are no targets"
+    outside |= (ids == tiny.IMAGE) & hidden
     labels = ids.masked_fill(outside, -100)
     with attach(model, Script(keep=KEEP), processor=processor):
         out = model(**batch, labels=labels)
     losses = []
     for (logits, places), (real, _) in zip(pruned_rows(model, batch), reference.rows(batch)):
         target = torch.tensor(real, device=ids.device)[places]
-        target = target.masked_fill(target == tiny.IMAGE, -100)
+        target = target.masked_fill((target == tiny.IMAGE) & hidden, -100)
         losses.append(torch.nn.functional.cross_entropy(logits[:-1], target[1:], reduction="none")[target[1:] != -100])
     torch.testing.assert_close(out.loss, torch.cat(losses).mean(), atol=1e-4, rtol=1e-4)
     rows = pruned_rows(model, batch)
@@ -111,6 +114,20 @@ def test_gradients_reach_the_tower(model, processor, single):
     for module in (model.model.vision_tower.embeddings.patch_embedding, model.model.multi_modal_projector.linear_1):
         assert module.weight.grad is not None
         assert float(module.weight.grad.abs().sum()) > 0
+
+
+def test_a_failed_call_does_not_mark_the_next_ones_cache(model, device, processor, single):
+    text = tiny.inputs(processor, ["is it a dog ?"], [0], device)
+    text.pop("pixel_values", None)
+    token = text["input_ids"][:, -1:]
+    plain = model(input_ids=token, past_key_values=model(**text).past_key_values).logits
+    with attach(model, Script(keep=KEEP), processor=processor, positions="original"):
+        handle = model.lm_head.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(**single)
+        handle.remove()
+        again = model(input_ids=token, past_key_values=model(**text).past_key_values).logits
+    assert torch.equal(again, plain)
 
 
 def test_positional_arguments(model, processor, single):
@@ -154,6 +171,29 @@ def test_decoding_by_hand_without_a_mask(model, device, processor):
             found.append(token)
             out = model(input_ids=token, past_key_values=out.past_key_values)
     assert torch.equal(torch.cat(found, 1).cpu(), reference.padded(expected, 4))
+
+
+@pytest.mark.parametrize("told", ["mask", "nothing"])
+@pytest.mark.parametrize("positions", ["renumbered", "original"])
+def test_a_new_image_by_hand(model, processor, single, positions, told):
+    """A second direct call that brings an image, with the first one's cache."""
+    tail = "ASSISTANT : red USER : " + "<image> " * tiny.TOKENS + "is it red ? ASSISTANT :"
+    more = torch.tensor([processor.tokenizer(tail, add_special_tokens=False)["input_ids"]], device=model.device)
+    new = torch.randn(1, 3, tiny.SIZE, tiny.SIZE, device=model.device)
+    ids = torch.cat([single["input_ids"], more], dim=1)
+    with attach(model, Script(keep=KEEP), processor=processor, positions=positions) as pruner, torch.no_grad():
+        cache = model(**single, use_cache=True).past_key_values
+        kept = [pruner.last.kept.tolist()]
+        given = {"attention_mask": torch.ones_like(ids)} if told == "mask" else {}
+        out = model(input_ids=more, pixel_values=new, past_key_values=cache, **given)
+        kept.append(pruner.last.kept.tolist())
+        assert pruner.last.query == "is it red ?"
+    assert out.logits.shape[1] == more.shape[1] - tiny.TOKENS + KEEP
+    images = torch.cat([single["pixel_values"], new])
+    chosen = iter(kept)
+    vectors, places = reference.prompt(model, ids[0].tolist(), images, lambda _: next(chosen))
+    expected = reference.decode(model, vectors, places, 1, positions == "original")
+    assert out.logits[0, -1].argmax().item() == expected[0]
 
 
 def test_text_only_forward(model, device, processor):

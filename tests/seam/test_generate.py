@@ -166,10 +166,12 @@ def test_a_model_may_assist_itself(model, device, processor, single):
 
 
 def test_guidance_runs_its_unconditional_prompt_unpruned(model, processor, single):
-    options = {**GREEDY, "guidance_scale": 2.0}
+    options = {**GREEDY, "guidance_scale": 2.0, "return_dict_in_generate": True, "output_scores": True}
     plain = model.generate(**single, **options)
     with attach(model, Script(keep=1.0), processor=processor):
-        assert torch.equal(model.generate(**single, **options), plain)
+        out = model.generate(**single, **options)
+    assert torch.equal(out.sequences, plain.sequences)
+    assert all(torch.equal(a, b) for a, b in zip(out.scores, plain.scores))
 
 
 def test_text_only_calls_are_the_plain_model(model, device, processor):
@@ -223,6 +225,17 @@ def test_the_language_model_never_sees_the_whole_prompt(model, processor, ragged
     real = ragged["attention_mask"].sum(1)
     images = torch.tensor([1, 2, 1], device=real.device)
     assert widths == [int((real - images * (tiny.TOKENS - KEEP)).max())] + [1] * (STEPS - 1)
+
+
+def test_decoding_steps_are_the_models_own(model, processor, ragged):
+    """After the prompt is in the cache, ids go through untouched."""
+    fed = []
+    with attach(model, Script(keep=KEEP), processor=processor):
+        model.register_forward_pre_hook(
+            lambda _, args, kwargs: fed.append(kwargs["input_ids"] is None), with_kwargs=True
+        )
+        model.generate(**ragged, **GREEDY)
+    assert fed == [True] + [False] * (STEPS - 1)
 
 
 def test_one_call_of_the_method_for_images_of_equal_size(model, processor, ragged, monkeypatch):

@@ -63,7 +63,7 @@ def test_min_length_counts_the_whole_prompt(attached, single, how):
             order.append(ids.shape[1])
             return scores
 
-    plain = attached.generate(**single, max_new_tokens=9, logits_processor=wants + [Wish()], **GREEDY)
+    plain = attached.generate(**single, max_new_tokens=9, logits_processor=[*wants, Wish()], **GREEDY)
     assert plain.shape[1] == length + 1
     bias = {(end,): 1e3}
     out = attached.generate(**single, sequence_bias=bias, **options, **({} if how == "config" else GREEDY))

@@ -29,7 +29,7 @@ def longer(first, out, more):
 
 
 def expect(model, batch, kept, original, choose=None):
-    """The reference's answers when the images' kept tokens are given, in order; `choose(row ids)` takes over after them."""
+    """The reference's answers with the images' kept tokens given, in order; `choose(row ids)` goes on after them."""
     kept = iter(kept)
     found = []
     for ids, pixels in reference.rows(batch):
@@ -86,10 +86,11 @@ def test_a_new_image_in_the_second_turn(model, processor, single, positions, pix
     torch.testing.assert_close(reference.new_tokens(after, second, STEPS), expected)
 
 
-def test_new_images_for_some_rows_of_a_batch(model, processor, ragged):
-    """Rows lose different numbers of tokens in the middle of the prompt."""
+@pytest.mark.parametrize("keep", [9, 3])
+def test_new_images_for_some_rows_of_a_batch(model, processor, ragged, keep):
+    """Rows lose different numbers of tokens in the middle of the prompt, after what was generated."""
     new = torch.randn(1, 3, tiny.SIZE, tiny.SIZE, device=model.device)
-    with attach(model, Script(keep=KEEP), processor=processor) as pruner:
+    with attach(model, Script(keep=keep), processor=processor) as pruner:
         out = model.generate(**ragged, **OPTIONS)
         kept = [record.kept.tolist() for record in pruner.records]
         shown = tokens(processor, "which one ?", model.device, images=1)
@@ -108,7 +109,7 @@ def test_new_images_for_some_rows_of_a_batch(model, processor, ragged):
     fresh = [record.kept.tolist() for record in pruner.records if (record.row, record.image) == (0, 1)]
     (alone,) = fresh
     states = reference.encode(model, new)[0][1]
-    assert alone == reference.script(model, reference.question(ids), KEEP)(states)
+    assert alone == reference.script(model, reference.question(ids), keep)(states)
     expected = expect(model, whole, [kept[0], alone, *kept[1:]], False)
     torch.testing.assert_close(reference.new_tokens(after, second, STEPS), expected)
 

@@ -37,9 +37,14 @@ def measure_generate(
     the tower in every run). The seconds are medians over `repeats`, after `warmup` runs that do not count. Beams are
     not counted.
 
-    Example:
-        run = measure_generate(model, inputs, repeats=5, warmup=1, max_new_tokens=16)
-        run.latency.prefill, run.flops.total, run.kv_bytes
+    >>> import torch
+    >>> from vlprune import pocket
+    >>> model, processor, _ = pocket.load()
+    >>> image = torch.zeros(3, 192, 192, dtype=torch.uint8)
+    >>> inputs = processor(images=image, text="USER: <image> is there a red star? ASSISTANT:", return_tensors="pt")
+    >>> run = measure_generate(model, inputs, max_new_tokens=1)
+    >>> run.visual_tokens, f"{run.flops.total / 1e9:.1f} G", run.kv_bytes == run.prompt_tokens * 2 * 6 * 256 * 4
+    (576, '7.7 G', True)
     """
     if repeats < 1 or warmup < 0:
         raise ValueError(f"repeats={repeats}, warmup={warmup}: at least one repeat, and no negative warm-up.")

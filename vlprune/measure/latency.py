@@ -51,10 +51,14 @@ class Clock:
     marks wait for the device, five times a call; decoding steps are not slowed. `prompt` is then (rows, tokens) of what
     entered the LLM.
 
-    Example:
-        with Clock(model, pruner) as clock:
-            model.generate(**inputs)
-        clock.latency.prefill, clock.prompt
+    >>> from vlprune import Random, attach, pocket
+    >>> model, processor, _ = pocket.load()
+    >>> image = torch.zeros(3, 192, 192, dtype=torch.uint8)
+    >>> inputs = processor(images=image, text="USER: <image> is there a red star? ASSISTANT:", return_tensors="pt")
+    >>> with attach(model, Random(keep=64)) as pruner, Clock(model, pruner) as clock:
+    ...     _ = model.generate(**inputs, max_new_tokens=2)
+    >>> clock.latency.prefill > 0, inputs["input_ids"].shape[1] - clock.prompt[1]
+    (True, 512)
     """
 
     def __init__(self, model: Any, pruner: Any = None) -> None:

@@ -29,9 +29,9 @@ def choose(
 ) -> tuple[Tensor, list[Record]]:
     """One call of the method for all images of equal size.
 
-    `embeds` (B, L, d) is the merged prompt, `units` and `visions` the images in it; `ask(view, rows)` gives the questions of
-    the rows that the view's images lie in. Sets `drop` (B, L) for the tokens that were not chosen. Returns the embeddings,
-    changed where the method changes them, and one record per image.
+    `embeds` (B, L, d) is the merged prompt, `units` and `visions` the images in it; `ask(view, rows)` gives
+    the questions of the rows that the view's images lie in. Sets `drop` (B, L) for the tokens that were not
+    chosen. Returns the embeddings, changed where the method changes them, and one record per image.
     """
     records: list[Record] = []
     for n in sorted({len(unit.columns) for unit in units}):

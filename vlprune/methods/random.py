@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Random(Method):
-    """A random choice that depends on `seed` and the image's number of tokens alone: the same in any batch, on any device.
+    """A random choice that depends on `seed` and the image's number of tokens alone, whatever the batch or device.
 
     >>> from vlprune.models import TokenView
     >>> Random(keep=3, seed=1).select(TokenView(torch.zeros(1, 9, 2), (3, 3)), None).kept.shape

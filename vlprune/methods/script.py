@@ -25,11 +25,11 @@ CHOICES = {
 class Script(Method):
     """Graph-structured pruning and query-conditioned selection, as in the paper.
 
-    `tau`, `gamma` and `graph` shape the redundancy graph; `kernel` ("s_prime" or "s") the determinantal process; `fusion`
-    how the two agree ("supplement", "released", or "filter", which lets `rho` of the tokens through the graph first).
-    `relevance` says whose embeddings compare question and tokens: "clip" (needs `attach(..., dual_encoder=)`), "llm", or
-    "auto", which is "clip" where there is a dual encoder. `sign` overrides the sign of the similarity; by default it is
-    the encoder's own, −1 for CLIP.
+    `tau`, `gamma` and `graph` shape the redundancy graph; `kernel` ("s_prime" or "s") the determinantal
+    process; `fusion` how the two agree ("supplement", "released", or "filter", which lets `rho` of the tokens
+    through the graph first). `relevance` says whose embeddings compare question and tokens: "clip" (needs
+    `attach(..., dual_encoder=)`), "llm", or "auto", which is "clip" where there is a dual encoder. `sign`
+    overrides the sign of the similarity; by default it is the encoder's own, −1 for CLIP.
 
     >>> Script(keep=64).fusion
     'supplement'

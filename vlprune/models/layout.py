@@ -1,7 +1,7 @@
 """Where each token of a shortened prompt comes from.
 
-`B` rows, `L` columns before, `S` columns after. A column of the shortened prompt that no token needs (rows lose different
-numbers of tokens) is a filler: it is masked, and lies where the prompt's own padding lies.
+`B` rows, `L` columns before, `S` columns after. A column of the shortened prompt that no token needs (rows
+lose different numbers of tokens) is a filler: it is masked, and lies where the prompt's own padding lies.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ ATTRIBUTE = "_vlprune_layout"
 class Layout:
     """`ids` (B, L) the prompt before; `index` (B, S) the column each token came from; `mask` (B, S) 0 where padded.
 
-    `fillers` tells, without asking the device, whether `mask` may hold a 0. `records` are the images' records.
+    `fillers` tells, without asking the device, whether `mask` may hold a 0. `records` are the images'
+    records.
     """
 
     ids: Tensor
@@ -70,10 +71,11 @@ def whole(ids: Tensor, mask: Tensor, records: tuple[Any, ...] = ()) -> Layout:
 
 
 def shorten(ids: Tensor, mask: Tensor, drop: Tensor, lost: list[int], real: list[int]) -> Layout:
-    """Drop columns per row and close the gaps, padding on the side where the prompt is padded (the left unless it ends in padding).
+    """Drop columns per row and close the gaps; rows are padded on the left, unless the prompt is on the right.
 
-    `mask` (B, L) is 1 for real tokens, `drop` (B, L) is True for real tokens to drop; `lost` and `real` count both per row
-    (the caller knows them, and asking the device would wait for it). Padding that all rows share stays.
+    `mask` (B, L) is 1 for real tokens, `drop` (B, L) is True for real tokens to drop; `lost` and `real` count
+    both per row (the caller knows them, and asking the device would wait for it). Padding that all rows share
+    stays.
 
     >>> ids = torch.tensor([[1, 9, 9, 2], [0, 0, 3, 4]])
     >>> layout = shorten(ids, (ids > 0).long(), ids == 9, lost=[2, 0], real=[4, 2])
@@ -88,7 +90,7 @@ def shorten(ids: Tensor, mask: Tensor, drop: Tensor, lost: list[int], real: list
     left = [count - gone for count, gone in zip(real, lost)]
     size = max(left) + length - max(real)
     keep = mask.bool() & ~drop
-    # Stable sorts keep the order of tokens; a row that is padded on the right has its first column real and its last not.
+    # Stable sorts keep the order of tokens; a prompt is padded on the right if all rows begin real and not all end so.
     front = keep.int().argsort(dim=1, stable=True)[:, length - size :]
     back = (~keep).int().argsort(dim=1, stable=True)[:, :size]
     right = (mask[:, 0].bool().all() & ~mask[:, -1].bool().all()) if min(real) < length else None
@@ -106,7 +108,7 @@ def joined(first: Layout, rest: Layout, ids: Tensor) -> Layout:
 
 
 def shorten_companions(kwargs: dict[str, Any], layout: Layout, mask: Tensor, shape: torch.Size, start: int = 0) -> None:
-    """Shorten whatever else in a call has one entry per token of the prompt (of shape `shape`), from `start` on; in place."""
+    """Shorten, in place, what else in a call has the prompt's `shape`, one entry per token; from `start` on."""
     for name, value in kwargs.items():
         if name in ("input_ids", "attention_mask", "position_ids") or not isinstance(value, Tensor):
             continue
@@ -143,8 +145,8 @@ def go_on(kwargs: dict[str, Any], layout: Layout, held: int, renumber: bool) -> 
 def frozen(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:
     """The beginning of a longer prompt `ids` (B, L) that a cache of `cached` tokens holds, as `layout` laid it out.
 
-    It ends where the two prompts part, or where the cache ends (it also holds the tokens that were generated).
-    Raises `ValueError` when the cache holds more than the prompts share.
+    It ends where the two prompts part, or where the cache ends (it also holds the tokens that were
+    generated). Raises `ValueError` when the cache holds more than the prompts share.
     """
     rows = ids.shape[0]
     if rows % layout.ids.shape[0]:
@@ -157,8 +159,20 @@ def frozen(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:
         size = int((layout.index < end).all(dim=0).int().cumprod(0).sum())
     if size < min(cached, layout.after) or bool((layout.index[:, size:] < end).any()):
         raise ValueError(
-            "past_key_values holds another prompt than input_ids: pass the earlier prompt, unchanged, then the new turn."
+            "past_key_values holds another prompt than input_ids: "
+            "pass the earlier prompt, unchanged, then the new turn."
         )
     more = whole(ids[:, end : end + max(0, cached - size)], mask[:, end : end + max(0, cached - size)])
     first = Layout(ids[:, :end], layout.index[:, :size], layout.mask[:, :size], layout.fillers, layout.records)
     return joined(first, more, ids[:, : end + more.before])
+
+
+def whole_prompt(ids: Tensor, mask: Tensor, known: Layout | None) -> Tensor:
+    """The new tokens with stand-ins in front, as many as the mask says, for those that the cache holds."""
+    past = known.ids.repeat_interleave(len(ids) // len(known.ids), dim=0) if known is not None else ids[:, :0]
+    missing = mask.shape[1] - ids.shape[1] - past.shape[1]
+    if missing < 0:
+        raise ValueError(
+            f"attention_mask has {mask.shape[1]} columns, fewer than the cached prompt and input_ids together."
+        )
+    return torch.cat([past, ids.new_zeros(len(ids), missing), ids], dim=1)

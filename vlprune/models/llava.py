@@ -29,7 +29,8 @@ class Llava(Family):
         tower = model.config.vision_config.model_type
         if tower not in TOWERS:
             raise UnsupportedModel(
-                f"model is a {type(model).__name__} with a {tower!r} tower; family 'llava' supports {' and '.join(TOWERS)}."
+                f"model is a {type(model).__name__} with a {tower!r} tower; "
+                f"family 'llava' supports {' and '.join(TOWERS)}."
             )
 
     def has_vision(self, inputs: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Ask a model for its merged embeddings without running its LLM.
 
-The model's own base forward runs up to the door of the decoder, where a hook takes the decoder's arguments and leaves.
-So whatever a family does to merge images into the prompt is done by the family's own code.
+The model's own base forward runs up to the door of the decoder, where a hook takes the decoder's arguments
+and leaves. So whatever a family does to merge images into the prompt is done by the family's own code.
 """
 
 from collections.abc import Iterator
@@ -62,9 +62,8 @@ def see(model: Any, family: Family, ids: Tensor, inputs: dict[str, Any], cache: 
     if given is not None:
         return family.read(model, given, inputs)
     seen: list[Vision] = []
-    with _recorded(model, family, cache, seen, None, leave=True):
-        with suppress(_Reached):
-            model.base_model(input_ids=ids, **inputs)
+    with _recorded(model, family, cache, seen, None, leave=True), suppress(_Reached):
+        model.base_model(input_ids=ids, **inputs)
     return seen
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Unit:
-    """One image in the prompt: its batch `row`, its number `image` in that row, and its tokens' `columns` (n,) on the CPU."""
+    """One image: its batch `row`, its number `image` in that row, and its tokens' `columns` (n,) on the CPU."""
 
     row: int
     image: int

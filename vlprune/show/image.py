@@ -58,7 +58,7 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
     except PermissionError as error:
         raise ImageError(f"{name} may not be read.") from error
     except BROKEN as error:
-        raise ImageError(f"{name} is a damaged image.") from error
+        raise ImageError(f"{name} is a truncated or damaged image.") from error
     with opened:
         width, height = opened.size
         if width * height > max_pixels:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from vlprune.measure import Run
 
 COLUMNS = ("LLM FLOPs", "KV bytes", "vision", "selection", "prefill", "decode", "rest", "total")
-CAPTION = "times in ms; FLOPs: two per multiply-add, all tokens of the LLM, attention in full, without the vision tower"
+CAPTION = "times in ms; FLOPs: two per multiply-add, all tokens of the LLM, no vision tower"
 
 
 def amount(value: float, unit: str = "") -> str:

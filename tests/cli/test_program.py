@@ -1,0 +1,196 @@
+"""What the program prints and writes when all is well."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from PIL import Image
+
+import vlprune
+from vlprune import Script, attach, pocket
+
+
+def program(*arguments, module="vlprune"):
+    return subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_help_is_quick_and_loads_nothing_heavy():
+    """The best of five, so that a busy machine does not decide."""
+    spent = []
+    for _ in range(5):
+        began = time.perf_counter()
+        done = program("--help")
+        spent.append(time.perf_counter() - began)
+        assert done.returncode == 0
+    for command in ("ask", "demo", "methods", "models"):
+        assert command in done.stdout
+    assert min(spent) < 1
+    heavy = (
+        "import sys, vlprune.cli; print(*{'torch', 'transformers', 'matplotlib', 'numpy', 'PIL'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout.strip() == ""
+
+
+def test_version_and_module(run):
+    assert run("--version") == (0, f"vlprune {vlprune.__version__}\n", "")
+    assert program("--version").stdout == f"vlprune {vlprune.__version__}\n"
+
+
+def test_no_arguments_show_the_help(run):
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert "Usage: vlprune" in out
+
+
+def test_exit_code_of_the_program():
+    done = program("ask", "none.png", "what?")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "vlprune: there is no file 'none.png'.\n"
+
+
+def test_methods_and_models(run):
+    code, out, _ = run("methods")
+    assert code == 0
+    for word in (*vlprune.list_methods(), "tau=0.3"):
+        assert word in out
+    code, out, _ = run("models")
+    assert code == 0
+    assert "LlavaForConditionalGeneration" in out
+
+
+def test_ask_a_checkpoint(run, photo, checkpoint):
+    code, out, err = run("ask", photo, "what color is the cat ?", "--model", checkpoint, "--keep", "4", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["question"] == "what color is the cat ?"
+    assert (found["tokens"]["before"], found["tokens"]["after"], len(found["tokens"]["kept"])) == (16, 4, 4)
+    assert found["cost"]["visual_tokens"] == 4
+    assert set(found["cost"]["seconds"]) == {"vision", "selection", "prefill", "decode", "rest", "total"}
+    assert "two per multiply-add" in found["cost"]["llm_flops"]["convention"]
+    assert found["tokens"]["relevance"] == "llm"
+
+
+def test_ask_gives_what_the_library_gives(run, photo, checkpoint):
+    from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+    question = "how many dogs ?"
+    _, out, _ = run("ask", photo, question, "--model", checkpoint, "--keep", "0.5", "--json", "--max-new-tokens", "5")
+    found = json.loads(out)
+    model = LlavaForConditionalGeneration.from_pretrained(checkpoint).eval()
+    processor = AutoProcessor.from_pretrained(checkpoint)
+    inputs = processor(images=Image.open(photo), text=f"USER: <image>\n{question} ASSISTANT:", return_tensors="pt")
+    with attach(model, Script(keep=0.5), processor=processor, query=question) as pruner:
+        sequences = model.generate(**inputs, max_new_tokens=5, do_sample=False)
+    new = sequences[:, inputs["input_ids"].shape[1] :]
+    assert found["answer"] == processor.batch_decode(new, skip_special_tokens=True)[0].strip()
+    assert found["tokens"]["kept"] == pruner.last.kept.tolist()
+    assert found["cost"]["new_tokens"] == new.shape[1]
+
+
+def test_settings_reach_the_method(run, photo, checkpoint):
+    ask = ("ask", photo, "how many dogs ?", "--model", checkpoint, "--keep", "5", "--json", "--method", "random")
+    kept = [json.loads(run(*ask, "--set", f"seed={seed}")[1])["tokens"]["kept"] for seed in (0, 1)]
+    assert kept[0] != kept[1]
+
+
+def test_ask_with_a_clip(run, photo, checkpoint, clip):
+    ask = ("ask", photo, "how many dogs ?", "--model", checkpoint, "--keep", "4", "--json")
+    assert json.loads(run(*ask, "--clip", clip)[1])["tokens"]["relevance"] == "clip"
+
+
+def test_ask_in_words_with_a_picture(run, photo, checkpoint, tmp_path):
+    ask = ("ask", photo, "what is it ?", "--model", checkpoint, "--keep", "4", "--show", "out.png")
+    code, out, err = run(*ask)
+    assert (code, err) == (0, "")
+    for piece in ("4 of 16", "all 16, by formula", "LLM FLOPs", "KV bytes", "selection", "wrote out.png"):
+        assert piece in out
+    assert Image.open(tmp_path / "out.png").width > 500
+
+
+def test_a_checkpoint_without_a_template(run, photo, untemplated):
+    code, out, err = run("ask", photo, "what is it ?", "--model", untemplated, "--keep", "4", "--json")
+    assert code == 0
+    assert "has no chat template; LLaVA-1.5's is used" in err
+    assert json.loads(out)["cost"]["prompt_tokens"] == 4 + 6  # USER: what is it ? ASSISTANT:
+
+
+def test_keep_all_answers_as_the_plain_model(run, tmp_path):
+    from vlprune.pocket.render import images
+
+    (scene,) = pocket.scenes("test", 1, start=3)
+    images([scene])[0].save(tmp_path / "scene.png")
+    model, processor, _ = pocket.load()
+    for question in pocket.questions(scene)[:1]:
+        _, out, _ = run("ask", "scene.png", question.text, "--keep", "1.0", "--json")
+        inputs = processor(
+            images=images([scene])[0], text=f"USER: <image>\n{question.text} ASSISTANT:", return_tensors="pt"
+        )
+        plain = model.generate(**inputs, max_new_tokens=8, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+        assert json.loads(out)["answer"] == processor.batch_decode(plain, skip_special_tokens=True)[0].strip()
+
+
+@pytest.fixture
+def scene_size():
+    (scene,) = pocket.scenes("test", 1)
+    return len(pocket.questions(scene))
+
+
+def test_demo(run, tmp_path, scene_size):
+    code, out, err = run("demo", "--repeats", "1")
+    assert (code, err) == (0, "")
+    for piece in ("all 576", "64 of 576", "truth", "✓", "LLM FLOPs", "KV bytes", "vision", "prefill", "decode"):
+        assert piece in out
+    assert "wrote vlprune-demo.png" in out
+    assert Image.open(tmp_path / "vlprune-demo.png").size[0] > 1000
+    assert out.count("?") == scene_size
+
+
+def test_demo_as_json(run, tmp_path, scene_size):
+    code, out, err = run(
+        "demo", "--repeats", "1", "--json", "--out", "kept.svg", "--keep", "0.25", "--method", "dpp_only"
+    )
+    assert (code, err) == (0, "")
+    found = json.loads(out)["questions"]
+    assert len(found) == scene_size
+    for row in found:
+        assert row["all"]["right"] == (row["all"]["answer"] == row["truth"])
+        assert row["all"]["visual_tokens"] == 576
+        assert row["kept"]["visual_tokens"] == 144
+        for part in ("prefill", "decode"):
+            assert row["kept"]["llm_flops"][part] < row["all"]["llm_flops"][part]
+        assert row["kept"]["kv_bytes"] < row["all"]["kv_bytes"]
+        assert row["kept"]["seconds"]["selection"] > row["all"]["seconds"]["selection"] == 0
+    assert sum(row["all"]["right"] for row in found) >= len(found) - 1
+    assert "<svg" in (tmp_path / "kept.svg").read_text()
+
+
+def test_an_answer_is_printed_as_it_is(run, photo, checkpoint, monkeypatch):
+    """Square brackets are not markup."""
+    from vlprune import cli
+
+    monkeypatch.setattr(cli, "_decoded", lambda loaded, run: "[red]stop[/red]")
+    code, out, _ = run("ask", photo, "what is it ?", "--model", checkpoint, "--keep", "4")
+    assert code == 0
+    assert out.startswith("[red]stop[/red]\n")
+
+
+def test_ctrl_c(run, photo, monkeypatch):
+    from vlprune import cli
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_load", stop)
+    code, _, _ = run("ask", photo, "what is it ?")
+    assert code == 130
+
+
+def test_nothing_is_left_on_the_model(run, photo, checkpoint):
+    """The program leaves torch's settings and seeds alone."""
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    run("ask", photo, "what is it ?", "--model", checkpoint, "--keep", "4", "--json")
+    assert torch.equal(before, torch.random.get_rng_state())

@@ -1,0 +1,170 @@
+"""Every mistake ends with code 2 and one plain sentence, and nothing on the standard output."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def refused(run):
+    def check(*arguments):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "")
+        lines = err.strip().splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("vlprune: ")
+        assert lines[0][-1] in ".?"
+        assert "Traceback" not in err
+        return lines[0]
+
+    return check
+
+
+def test_no_such_file(refused):
+    assert "there is no file 'none.png'" in refused("ask", "none.png", "what is it?")
+
+
+def test_a_folder(refused, tmp_path):
+    assert "is not a file" in refused("ask", tmp_path, "what is it?")
+
+
+def test_not_an_image(refused, tmp_path):
+    (tmp_path / "text.png").write_text("hello")
+    assert "is not an image" in refused("ask", "text.png", "what is it?")
+
+
+def test_a_truncated_image(refused, tmp_path, photo):
+    data = Path(photo).read_bytes()
+    (tmp_path / "half.png").write_bytes(data[: len(data) // 2])
+    assert "truncated" in refused("ask", "half.png", "what is it?")
+
+
+def test_an_enormous_image(refused, tmp_path):
+    (tmp_path / "bomb.png").write_bytes(b"P6 50000 50000 255\n" + b"\0" * 100)
+    assert "too large" in refused("ask", "bomb.png", "what is it?")
+
+
+@pytest.mark.parametrize("keep", ["0", "-3", "0.0", "-0.5", "1.5", "nan", "inf", "many", ""])
+def test_keep_that_means_nothing(refused, photo, keep):
+    assert f"--keep {keep}" in refused("ask", photo, "what is it?", "--keep", keep)
+    assert f"--keep {keep}" in refused("demo", "--keep", keep)
+
+
+def test_keep_more_than_there_are(refused, photo, checkpoint):
+    sentence = refused("ask", photo, "what is it?", "--model", checkpoint, "--keep", "17")
+    assert "--keep 17: the image has only 16 visual tokens" in sentence
+    assert "--keep 577: the image has only 576" in refused("demo", "--keep", "577")
+
+
+def test_unknown_method(refused, photo):
+    assert "did you mean 'script'?" in refused("ask", photo, "what is it?", "--method", "skript")
+    assert "choose from" in refused("ask", photo, "what is it?", "--method", "zzz")
+
+
+def test_unknown_option(refused, photo):
+    assert "did you mean --keep?" in refused("ask", photo, "what is it?", "--kep", "3")
+    assert "did you mean --version?" in refused("--versoin")
+    assert "did you mean ask?" in refused("aks", photo, "what is it?")
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("tua=0.2", "did you mean 'tau'?"),
+        ("tau=high", "--set tau=high: it must be a number."),
+        ("tau=2", "from -1 to 1"),
+        ("fusion=sum", "choose from 'released'"),
+        ("fusion=3", "it must be a word"),
+        ("tau", "NAME=VALUE"),
+        ("keep=3", "use --keep"),
+    ],
+)
+def test_settings(refused, photo, setting, says):
+    assert says in refused("ask", photo, "what is it?", "--set", setting)
+
+
+def test_missing_and_empty(refused, photo):
+    assert "QUESTION" in refused("ask", photo)
+    assert "question is empty" in refused("ask", photo, "  ")
+    assert "max-new-tokens" in refused("ask", photo, "what?", "--max-new-tokens", "0")
+
+
+def test_unsupported_class(refused, photo, checkpoint, tmp_path):
+    """Seen in the config, before any weights are read."""
+    config = json.loads((Path(checkpoint) / "config.json").read_text())
+    (tmp_path / "other").mkdir()
+    for kind in ("LlavaLlamaForCausalLM", "BertForMaskedLM"):
+        (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "architectures": [kind]}))
+        sentence = refused("ask", photo, "what is it?", "--model", "other")
+        assert f"is a {kind}, which is not supported" in sentence
+        assert "LlavaForConditionalGeneration" in sentence
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "unheard_of"}')
+    assert "model of type 'unheard_of'" in refused("ask", photo, "what is it?", "--model", "other")
+
+
+def test_unsupported_tower(refused, photo, checkpoint, tmp_path, monkeypatch):
+    from vlprune.models import llava
+
+    monkeypatch.setattr(llava, "TOWERS", ("siglip_vision_model",))
+    assert "'clip_vision_model' tower" in refused("ask", photo, "what?", "--model", checkpoint, "--keep", "4")
+
+
+def test_hub_that_cannot_be_reached(refused, photo):
+    sentence = refused("ask", photo, "what is it?", "--model", "llava-hf/llava-1.5-7b-hf")
+    assert "the hub cannot be reached" in sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("GatedRepoError", "must be asked for"), ("RepositoryNotFoundError", "has no such model")]
+)
+def test_hub_that_says_no(refused, photo, monkeypatch, name, says):
+    import huggingface_hub.errors
+    from transformers import PreTrainedConfig
+
+    kind = getattr(huggingface_hub.errors, name)
+
+    def refuse(*args, **kwargs):
+        raise OSError("no") from kind.__new__(kind)
+
+    monkeypatch.setattr(PreTrainedConfig, "get_config_dict", refuse)
+    assert says in refused("ask", photo, "what is it?", "--model", "someone/something")
+
+
+@pytest.mark.parametrize("name", ["poket", "./nowhere", "/no/such/folder", "a/b/c", "..", "what is this"])
+def test_a_model_that_is_nothing(refused, photo, name):
+    sentence = refused("ask", photo, "what is it?", "--model", name)
+    assert "no such folder" in sentence or "no config.json" in sentence
+    assert ("did you mean 'pocket'" in sentence) == (name == "poket")
+
+
+def test_damaged_weights(refused, photo, checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "broken")
+    weights = tmp_path / "broken" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    assert "cannot be loaded" in refused("ask", photo, "what is it?", "--model", "broken")
+    weights.unlink()
+    assert "cannot be loaded" in refused("ask", photo, "what is it?", "--model", "broken")
+
+
+@pytest.mark.parametrize("out", ["picture.txt", "picture", "no/folder/picture.png"])
+def test_a_picture_that_cannot_be_written(refused, photo, out):
+    refused("ask", photo, "what is it?", "--show", out)
+    refused("demo", "--out", out)
+
+
+def test_a_picture_in_place_of_a_folder(refused, photo, tmp_path):
+    (tmp_path / "out.png").mkdir()
+    assert "cannot be written" in refused("ask", photo, "what is it?", "--show", "out.png")
+
+
+def test_devices(refused, photo):
+    assert "no such device" in refused("ask", photo, "what is it?", "--device", "teapot")
+    assert "CUDA devices" in refused("ask", photo, "what is it?", "--device", "cuda:99")
+
+
+def test_clip(refused, photo, checkpoint, tmp_path):
+    ask = ("ask", photo, "what is it?", "--model", checkpoint, "--keep", "4")
+    assert "relevance='clip' needs" in refused(*ask, "--set", "relevance=clip")
+    assert "--clip someone/clip" in refused(*ask, "--clip", "someone/clip")

@@ -1,0 +1,100 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vlprune.record import Record
+from vlprune.show import Mark, picture, save_picture
+from vlprune.show.tables import answer_table, cost_table
+
+SIDE = 6
+
+
+@pytest.fixture
+def image():
+    colours = np.random.default_rng(0).integers(60, 200, (96, 96, 3), dtype=np.uint8)
+    return Image.fromarray(colours)
+
+
+def record(**more):
+    order = torch.tensor([35, 0, 7, 14])
+    given = dict(redundancy=torch.rand(36), relevance=torch.rand(36), order=order, query="what is it?")
+    given |= more
+    return Record(kept=torch.tensor([0, 7, 14, 20, 35]), before=36, after=5, grid=(SIDE, SIDE), **given)
+
+
+def panels(figure):
+    return [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
+
+
+def test_four_panels(image):
+    drawn = picture(image, record())
+    assert panels(drawn) == ["image", "redundancy", "relevance to the question", "kept 5 of 36"]
+    assert drawn.subfigs[0].get_suptitle() == "what is it?"
+
+
+def test_a_method_without_scores_has_two(image):
+    assert panels(picture(image, record(redundancy=None, relevance=None, order=None))) == ["image", "kept 5 of 36"]
+
+
+def test_maps_show_the_scores_where_they_lie(image):
+    scores = torch.arange(36.0)
+    drawn = picture(image, record(relevance=scores))
+    shown = drawn.axes[2].get_images()[1]
+    assert np.array_equal(shown.get_array(), scores.view(6, 6).numpy())
+    assert shown.get_extent() == [0, 96, 96, 0]
+
+
+def test_kept_tokens_are_framed_in_place_and_numbered_in_order(image):
+    kept = next(axes for axes in picture(image, record()).axes if "kept" in axes.get_title(loc="left"))
+    corners = [(patch.get_x() + 0.5, patch.get_y() + 0.5) for patch in kept.patches]
+    assert corners == [(16 * (i % SIDE), 16 * (i // SIDE)) for i in (0, 7, 14, 20, 35)]
+    numbers = {text.get_text(): text.get_position() for text in kept.texts}
+    assert numbers["1"] == (5.5 * 16 - 0.5, 5.5 * 16 - 0.5)  # token 35, chosen first
+    assert set(numbers) == {"1", "2", "3", "4"}  # 20 came without an order
+    pixels = kept.get_images()[0].get_array()
+    assert np.allclose(pixels[:16, :16], np.asarray(image)[:16, :16] / 255)
+    assert np.ptp(pixels[:16, 16:32], axis=2).max() < 1e-6  # a dropped patch has no colour
+
+
+def test_rows_titles_marks(image):
+    drawn = picture(image, [record(), record()], titles=["one $x$", "two"], marks=[[Mark(3, 4, 5)], []])
+    assert [strip.get_suptitle() for strip in drawn.subfigs] == [r"one \$x\$", "two"]
+    assert len(panels(drawn)) == 8
+    assert len(drawn.axes[0].patches) == 2
+
+
+@pytest.mark.parametrize("size", [(97, 61), (30, 50)])
+def test_images_that_do_not_divide_by_the_grid(size, tmp_path):
+    save_picture(tmp_path / "out.png", Image.new("RGB", size), record())
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf", "svg", "jpg"])
+def test_files(image, tmp_path, ending):
+    path = tmp_path / f"out.{ending}"
+    save_picture(path, image, record())
+    assert path.stat().st_size > 1000
+
+
+def test_low_precision_scores(image):
+    picture(image, record(relevance=torch.rand(36).bfloat16()))
+
+
+def test_wrong_input(image):
+    with pytest.raises(ValueError, match="records is empty"):
+        picture(image, [])
+    with pytest.raises(ValueError, match="titles has 1 entries for 2 records"):
+        picture(image, [record(), record()], titles=["one"])
+
+
+def test_tables():
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(answer_table([("what ?", "red"), ("how ?", "3")], [("red", "blue"), ("3", "")], ("all", "few")))
+    console.print(cost_table([("all", {"LLM FLOPs": "3 T"}), ("few", {"total": "1.5"})]))
+    text = console.export_text()
+    for piece in ("✓ red", "✗ blue", "✗ (nothing)", "3 T", "1.5", "two per multiply-add"):
+        assert piece in text
