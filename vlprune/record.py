@@ -15,16 +15,16 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device, share: int = 1) -> None:
-        self._events = device.type == "cuda"
+        self._device = device
         self._share = share
         self._from: float | torch.cuda.Event = 0.0
         self._to: float | torch.cuda.Event = 0.0
 
     def _now(self) -> "float | torch.cuda.Event":
-        if not self._events:
+        if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def start(self) -> None:
@@ -66,9 +66,9 @@ class Record:
     grid: tuple[int, int]
     row: int = 0
     image: int = 0
-    order: Tensor | None = None
-    redundancy: Tensor | None = None
-    relevance: Tensor | None = None
+    order: Tensor | None = field(default=None, repr=False)
+    redundancy: Tensor | None = field(default=None, repr=False)
+    relevance: Tensor | None = field(default=None, repr=False)
     query: str | None = None
     source: str | None = None
     sign: int | None = None

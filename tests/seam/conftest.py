@@ -3,8 +3,9 @@
 import copy
 
 import pytest
-import tiny
 import torch
+
+from . import tiny
 
 
 @pytest.fixture(scope="session")

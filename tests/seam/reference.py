@@ -3,10 +3,11 @@
 Shares nothing with the seam but `select_script`, which has its own tests.
 """
 
-import tiny
 import torch
 
 from vlprune.selection import select_script
+
+from . import tiny
 
 
 @torch.no_grad()

@@ -4,14 +4,14 @@ import inspect
 import threading
 
 import pytest
-import reference
-import tiny
 import torch
 from transformers import LlamaForCausalLM
 
 import vlprune.models
 from vlprune import DppOnly, Random, Script, UnsupportedModel, attach
 from vlprune.methods import Method
+
+from . import reference, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 6}
 

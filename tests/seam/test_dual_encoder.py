@@ -1,14 +1,14 @@
 """Relevance in the space that a dual encoder's text and image share."""
 
 import pytest
-import reference
-import tiny
 import torch
 from transformers import SiglipConfig, SiglipModel
 
 from vlprune import Script, attach
 from vlprune.query import DualEncoder
 from vlprune.selection import relevance_scores, select_script
+
+from . import reference, tiny
 
 KEEP = 9
 GREEDY = {"do_sample": False, "max_new_tokens": 3}

@@ -1,13 +1,13 @@
 """Encode once, ask many."""
 
 import pytest
-import reference
-import tiny
 import torch
 
 from vlprune import Random, Script, attach
 from vlprune.features import FeatureCache, pixel_keys
 from vlprune.models import Vision
+
+from . import reference, tiny
 
 KEEP = 9
 GREEDY = {"do_sample": False, "max_new_tokens": 6}

@@ -1,11 +1,11 @@
 """Direct calls of the model: logits, loss, gradients, and decoding by hand."""
 
 import pytest
-import reference
-import tiny
 import torch
 
 from vlprune import Script, attach
+
+from . import reference, tiny
 
 KEEP = 9
 

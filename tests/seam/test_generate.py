@@ -1,21 +1,22 @@
 """`generate` with pruning attached, against the plain model and against the independent reference."""
 
 import pytest
-import reference
-import tiny
 import torch
 import transformers
 from packaging.version import Version
+from transformers import CompileConfig, SiglipVisionConfig
 
 from vlprune import DppOnly, Random, Script, attach
 from vlprune.selection import greedy_map_features
+
+from . import reference, tiny
 
 STEPS, KEEP = 10, 9
 GREEDY = {"do_sample": False, "max_new_tokens": STEPS}
 DECODING = {
     "plain": {},
     "eager cache off": {"use_cache": False},
-    "static cache": {"cache_implementation": "static"},
+    "static cache": {"cache_implementation": "static", "disable_compile": True},
     "chunked prefill": {"prefill_chunk_size": 7},
     "no mask": {"attention_mask": None},
     "four beams": {"num_beams": 4},
@@ -40,6 +41,33 @@ def test_greedy_equals_the_reference(model, processor, batch, mode, positions):
     with attach(model, Script(keep=KEEP), processor=processor, positions=positions):
         out = model.generate(**with_options(batch, DECODING[mode]))
     torch.testing.assert_close(reference.new_tokens(out, batch, STEPS), reference.padded(expected, STEPS))
+
+
+def test_a_compiled_step(model, processor, ragged):
+    """The decoding step is traced with the hooks on, and left as it was when they are off."""
+    compiling = CompileConfig(backend="eager", mode=None)
+    compiling._compile_all_devices = True
+    options = {**GREEDY, "cache_implementation": "static", "compile_config": compiling}
+    expected = reference.padded(reference.answers(model, ragged, KEEP, STEPS), STEPS)
+    plain = model.generate(**ragged, **GREEDY)
+    for _ in range(2):
+        with attach(model, Script(keep=KEEP), processor=processor):
+            out = model.generate(**ragged, **options)
+        torch.testing.assert_close(reference.new_tokens(out, ragged, STEPS), expected)
+        assert torch.equal(model.generate(**ragged, **options), plain)
+
+
+def test_a_siglip_tower(device, processor, ragged):
+    """No class token, all tokens read."""
+    sizes = {"hidden_size": tiny.TOWER, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2}
+    tower = SiglipVisionConfig(**sizes, image_size=tiny.SIZE, patch_size=tiny.PATCH)
+    model = tiny.llava(vision=tower, strategy="full").to(device)
+    plain = model.generate(**ragged, **GREEDY)
+    with attach(model, Script(keep=1.0), processor=processor):
+        assert torch.equal(model.generate(**ragged, **GREEDY), plain)
+    with attach(model, Script(keep=KEEP), processor=processor) as pruner:
+        assert not torch.equal(model.generate(**ragged, **GREEDY), plain)
+    assert [(record.before, record.after) for record in pruner.records] == [(tiny.TOKENS, KEEP)] * 4
 
 
 def test_pruning_changes_the_answer(model, processor, ragged):

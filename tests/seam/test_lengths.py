@@ -1,11 +1,12 @@
 """What the caller sees of lengths: the prompt comes back whole, limits count it, the cache is short."""
 
 import pytest
-import tiny
 import torch
 from transformers import GenerationConfig, TextStreamer
 
 from vlprune import Script, attach
+
+from . import tiny
 
 KEEP = 9
 GREEDY = {"do_sample": False}

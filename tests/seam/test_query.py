@@ -3,12 +3,12 @@
 import warnings
 
 import pytest
-import reference
-import tiny
 import torch
 
 from vlprune import DppOnly, Script, attach
 from vlprune.query import clean
+
+from . import reference, tiny
 
 KEEP = 9
 GREEDY = {"do_sample": False, "max_new_tokens": 3}

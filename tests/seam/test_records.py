@@ -1,12 +1,12 @@
 """What the records say."""
 
 import pytest
-import reference
-import tiny
 import torch
 
 from vlprune import DppOnly, Random, Record, Script, attach
 from vlprune.selection import graph_scores, relevance_scores
+
+from . import reference, tiny
 
 KEEP = 9
 GREEDY = {"do_sample": False, "max_new_tokens": 2}

@@ -3,12 +3,12 @@
 import copy
 
 import pytest
-import reference
-import tiny
 import torch
 from transformers import DynamicCache
 
 from vlprune import Script, attach
+
+from . import reference, tiny
 
 STEPS, KEEP = 6, 9
 OPTIONS = {"do_sample": False, "max_new_tokens": STEPS, "return_dict_in_generate": True}

@@ -32,7 +32,7 @@ TEMPLATE = (
 )
 
 
-def _loud(model, seed, scale=0.35):
+def loud(model, seed, scale=0.35):
     """Weights large enough that no two logits are nearly equal."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -71,15 +71,15 @@ def text_config(layers=2):
     )
 
 
-def llava(seed=0, layers=2, attention="sdpa"):
+def llava(seed=0, layers=2, attention="sdpa", vision=None, strategy="default"):
     config = LlavaConfig(
-        vision_config=vision_config(),
+        vision_config=vision or vision_config(),
         text_config=text_config(layers),
         image_token_id=IMAGE,
         vision_feature_layer=-2,
-        vision_feature_select_strategy="default",
+        vision_feature_select_strategy=strategy,
     )
-    model = _loud(LlavaForConditionalGeneration._from_config(config, attn_implementation=attention), seed)
+    model = loud(LlavaForConditionalGeneration._from_config(config, attn_implementation=attention), seed)
     model.generation_config.pad_token_id = 0
     model.generation_config.bos_token_id = 1
     model.generation_config.eos_token_id = VOCAB - 1  # reached seldom, so that answers are long
@@ -99,7 +99,7 @@ def clip(seed=5, positions=77):
         bos_token_id=1,
         eos_token_id=END,
     )
-    return _loud(CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)), seed)
+    return loud(CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)), seed)
 
 
 def tokenizer():

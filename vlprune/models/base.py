@@ -65,7 +65,7 @@ class Family:
 
     def has_vision(self, inputs: dict[str, Any]) -> bool:
         """Whether the call brings images."""
-        return inputs.get("pixel_values") is not None
+        return inputs.get("pixel_values") is not None or self.given(inputs) is not None
 
     def placeholder(self, model: Any) -> int:
         """The token id that stands for one visual token in `input_ids`."""
@@ -80,8 +80,8 @@ class Family:
         raise NotImplementedError
 
     def given(self, inputs: dict[str, Any]) -> Any | None:
-        """What the caller computed beforehand in place of pixels, if anything."""
-        return None
+        """What the caller encoded beforehand and passes in place of pixels, if anything."""
+        return (inputs.get("mm_encoder_outputs") or {}).get("image")
 
     def cacheable(self, inputs: dict[str, Any]) -> bool:
         """Whether each image's features depend on nothing but its own slice of `pixel_values`."""

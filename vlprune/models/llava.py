@@ -33,12 +33,6 @@ class Llava(Family):
                 f"family 'llava' supports {' and '.join(TOWERS)}."
             )
 
-    def has_vision(self, inputs: dict[str, Any]) -> bool:
-        return inputs.get("pixel_values") is not None or self.given(inputs) is not None
-
-    def given(self, inputs: dict[str, Any]) -> Any | None:
-        return (inputs.get("mm_encoder_outputs") or {}).get("image")
-
     def read(self, model: Any, output: Any, inputs: dict[str, Any]) -> list[Vision]:
         features = list(output.pooler_output)
         tower = self._tower(model, output, inputs)

@@ -67,10 +67,10 @@ class Exam:
         from vlprune.pruner import attach
 
         right, asked = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
-        clip = {"dual_encoder": (self.clip, self.processor.tokenizer)}
+        usual = {"dual_encoder": (self.clip, self.processor.tokenizer), "cache_bytes": 0}
         attached: Any = nullcontext()
         if method is not None:
-            attached = attach(self.model, method, processor=self.processor, **(clip | options))
+            attached = attach(self.model, method, processor=self.processor, **(usual | options))
         with attached as pruner:
             for inputs, questions in self._batches:
                 if pruner is not None:
