@@ -50,7 +50,7 @@ def clean(text: str, drop: Iterable[str] = ()) -> str:
     for hint in FORMAT_HINTS:
         pieces = re.findall(r"\w+|[^\w\s]", hint)
         text = re.sub(r"(?<!\w)" + r"\s*".join(map(re.escape, pieces[:-1])) + r"\s*\.?(?!\w)", " ", text, flags=re.I)
-    text = re.sub(r"^\s*USER\s*:|\bASSISTANT\s*:\s*$", " ", text)
+    text = re.sub(r"^\s*USER\s*:|\bASSISTANT\s*:\s*$", " ", text, flags=re.I)
     return " ".join(text.split())
 
 
@@ -236,10 +236,15 @@ def _rendered_marks(processor: Any, turns: list[dict[str, Any]], said: list[str]
 
 
 def _between(text: str, header: str, after: str) -> str | None:
-    """The last stretch of `text` after `header` and before `after`, whatever the spacing (decoding may change it)."""
+    """The last stretch of `text` after `header` and before `after`, whatever the spacing (decoding may change it).
+
+    Marks are matched as they are written or, where that fails, in lower case (a tokenizer may lower all it reads).
+    """
     places = [i for i, char in enumerate(text) if not char.isspace()]
     solid = "".join(text[i] for i in places)
     header, after = "".join(header.split()), "".join(after.split())
+    if header not in solid:
+        header, after = header.lower(), after.lower()
     start = solid.rfind(header)
     if start < 0:
         return None

@@ -33,6 +33,10 @@ class Stopwatch:
     def stop(self) -> None:
         self._to = self._now()
 
+    def __deepcopy__(self, memo: object) -> "Stopwatch":
+        """Itself: it does not change any more, and a GPU's events cannot be copied (a kept cache's records may be)."""
+        return self
+
     @property
     def seconds(self) -> float:
         """Elapsed seconds, divided by the number of images that shared the work."""

@@ -101,3 +101,21 @@ def test_talks_over_several_turns(loaded):
     out = model.generate(**inputs, max_new_tokens=4, do_sample=False)
     answer = processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert answer == second.answer
+
+
+def test_the_question_is_found_in_the_prompt(loaded):
+    """The tokenizer lowers all it reads, the chat template's marks too; nothing but the question must be left."""
+    import warnings
+
+    from vlprune import attach
+    from vlprune.pocket.render import images
+
+    model, processor, clip = loaded
+    turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "is there a red star?"}]}]
+    text = processor.apply_chat_template(turn, add_generation_prompt=True)
+    inputs = processor(images=images(pocket.scenes("validation", 1)), text=text, return_tensors="pt")
+    with warnings.catch_warnings(), attach(model, Script(keep=8), processor=processor, dual_encoder=clip) as pruner:
+        warnings.simplefilter("error")
+        model.generate(**inputs, max_new_tokens=1)
+    assert pruner.last.query == "is there a red star ?"
+    assert (pruner.last.source, pruner.last.sign) == ("clip", 1)

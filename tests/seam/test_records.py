@@ -1,9 +1,12 @@
 """What the records say."""
 
+import copy
+
 import pytest
 import torch
 
 from vlprune import DppOnly, Random, Record, Script, attach
+from vlprune.record import Stopwatch
 from vlprune.selection import graph_scores, relevance_scores
 
 from . import reference, tiny
@@ -83,3 +86,18 @@ def test_seconds_are_shared_by_the_images_of_a_call(model, ragged):
     with attach(model, Random(keep=KEEP)) as pruner:
         model.generate(**ragged, **GREEDY)
     assert len({record.seconds for record in pruner.records}) == 1
+
+
+def test_a_stopwatch_is_not_copied():
+    """A kept cache holds its records; copying it must not try to copy a GPU's events."""
+
+    class Event:
+        def __deepcopy__(self, memo):
+            raise TypeError("cannot pickle 'Event' object")
+
+    watch = Stopwatch(torch.device("cpu"))
+    watch._from = watch._to = Event()
+    assert (
+        copy.deepcopy(Record(kept=torch.tensor([0]), before=1, after=1, grid=(1, 1), stopwatch=watch)).stopwatch
+        is watch
+    )

@@ -67,7 +67,7 @@ class Exam:
         from vlprune.pruner import attach
 
         right, asked = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
-        usual = {"dual_encoder": (self.clip, self.processor.tokenizer), "cache_bytes": 0}
+        usual: dict[str, Any] = {"dual_encoder": (self.clip, self.processor.tokenizer), "cache_bytes": 0}
         attached: Any = nullcontext()
         if method is not None:
             attached = attach(self.model, method, processor=self.processor, **(usual | options))
