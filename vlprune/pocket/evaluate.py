@@ -17,6 +17,8 @@ from typing import Any
 from vlprune.methods import DppOnly, Method, Random, Script
 from vlprune.pocket.world import KINDS, benchmark
 
+WHOLE = "all tokens"
+
 
 @dataclass(frozen=True)
 class Score:
@@ -106,7 +108,7 @@ def table(exam: Exam, budgets: Iterable[int], names: Sequence[str]) -> list[tupl
 
     console = Console(width=110)
     rows: list[tuple[str, int, Score]] = []
-    runs: list[tuple[str, int, Method | None]] = [("all tokens", 576, None)]
+    runs: list[tuple[str, int, Method | None]] = [(WHOLE, 576, None)]
     runs += [(name, keep, methods_at(keep)[name]) for keep in budgets for name in names]
     console.print("method            tokens  " + "".join(f"{kind:>7}" for kind in KINDS) + "     mean")
     for name, keep, method in runs:
@@ -115,6 +117,27 @@ def table(exam: Exam, budgets: Iterable[int], names: Sequence[str]) -> list[tupl
         cells = "".join(f"{score.percent(kind):7.1f}" for kind in KINDS)
         console.print(f"{name:<18}{keep:>6}  {cells}  {score.percent():7.1f} ± {score.margin():.1f}", highlight=False)
     return rows
+
+
+def plot(rows: Sequence[tuple[str, int, Score]], file: str) -> None:
+    """Draw accuracy against budget, one line a method, the whole model as a dashed line; bars are 95 % intervals."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for method in dict.fromkeys(name for name, _, _ in rows):
+        points = [(keep, score.percent(), score.margin()) for name, keep, score in rows if name == method]
+        if method == WHOLE:
+            axes.axhline(points[0][1], color="grey", linestyle="--", label=f"all {points[0][0]} tokens")
+        else:
+            budget, mean, margin = zip(*sorted(points))
+            axes.errorbar(budget, mean, margin, marker="o", capsize=3, label=method)
+    budgets = sorted({keep for name, keep, _ in rows if name != WHOLE})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(budgets, [str(keep) for keep in budgets])
+    axes.set(xlabel="visual tokens kept, of 576", ylabel="right answers, % (mean of six kinds)")
+    axes.legend()
+    figure.savefig(file, dpi=120)
 
 
 def main() -> None:
@@ -130,10 +153,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=32, help="questions asked at once")
     parser.add_argument("--json", help="write the counts there")
+    parser.add_argument("--plot", help="draw accuracy against budget there")
     args = parser.parse_args()
     model, processor, clip = pocket.load()
     exam = Exam(args.split, args.per_kind, (model.to(args.device), processor, clip.to(args.device)), args.batch)
     rows = table(exam, [int(k) for k in args.keep.split(",")], args.methods.split(","))
+    if args.plot:
+        plot(rows, args.plot)
     if args.json:
         with open(args.json, "w") as file:
             json.dump(

@@ -1,4 +1,4 @@
-"""Train the pocket model from nothing, on one GPU: `python -m vlprune.pocket.train --steps 20000 --run runs/pocket`.
+"""Train the pocket model from nothing, on one GPU: `python -m vlprune.pocket.train --steps 12000 --run runs/pocket`.
 
 Reads top to bottom: the words, the models, the data, the losses, the loop. Stop it at any time and start it again with
 the same `--run`: it goes on from its last checkpoint. `--export DIR` writes the trained model as `from_pretrained`
@@ -302,7 +302,7 @@ def export(folder: Path, model: Pocket) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m vlprune.pocket.train", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--steps", type=int, default=20_000, help="length of the whole training")
+    parser.add_argument("--steps", type=int, default=12_000, help="length of the whole training")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--lr", type=float, default=8e-4)
     parser.add_argument("--run", type=Path, default=Path("runs/pocket"), help="where checkpoints and the log go")
