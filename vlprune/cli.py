@@ -7,25 +7,24 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from vlprune import asking
+from vlprune.asking import decoded
+from vlprune.loading import UserError, load
+
 if TYPE_CHECKING:
     from PIL import Image
     from rich.console import Console
 
-    from vlprune.measure import Run
     from vlprune.methods import Method
     from vlprune.record import Record
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
-PICTURED = ("color", "digit", "where")  # the kinds of question that the demo's picture shows
-FALLBACK_PROMPT = "USER: <image>\n{question} ASSISTANT:"  # LLaVA-1.5's, for checkpoints without a chat template
 
 app = typer.Typer(
     name="vlprune",
@@ -35,10 +34,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class UserError(Exception):
-    """Something the user can put right; the message is one plain sentence, and the program ends with code 2."""
 
 
 # typer brings its own copy of click in newer versions, so click's errors are reached through typer's
@@ -187,186 +182,7 @@ def _picture_path(path: Path) -> Path:
     return path
 
 
-# --- the model ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Loaded:
-    """A model with what belongs to it; `clip` is its dual encoder, if it has one."""
-
-    name: str
-    model: Any
-    processor: Any
-    clip: Any
-
-
-@contextmanager
-def _loading(option: str, what: str) -> Iterator[None]:
-    """Turn what transformers raises about missing, unreachable or broken files into one sentence."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, HFValidationError, SafetensorError) as error:
-        causes = [error.__cause__, error.__context__, error]
-        if any(isinstance(cause, GatedRepoError) for cause in causes):
-            raise UserError(
-                f"{option} {what}: access to it must be asked for on the hub, and a token given."
-            ) from error
-        if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes) or "couldn't connect" in str(error):
-            raise UserError(f"{option} {what}: there is no such folder, and the hub cannot be reached.") from error
-        if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
-            raise UserError(f"{option} {what}: the hub has no such model.") from error
-        raise UserError(f"{option} {what}: it cannot be loaded ({str(error).splitlines()[0].rstrip('.')}).") from error
-
-
-def _device(name: str) -> Any:
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"--device {name}: no such device; use cpu or cuda.") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices.")
-    return device
-
-
-def _quiet(bars: bool) -> None:
-    """No notices of retries and the like, and bars only where a download may take long."""
-    import huggingface_hub.utils.logging as hub
-    import transformers.utils.logging as quiet
-
-    quiet.set_verbosity_error()
-    hub.set_verbosity_error()
-    if not bars:
-        quiet.disable_progress_bar()
-
-
-def _load(name: str, clip: str | None, device: str) -> Loaded:
-    """The pocket model, a folder, or a model of the hub; its class is checked before its weights are read."""
-    where = _device(device)
-    place = Path(name).expanduser()
-    _quiet(bars=name != "pocket" and not place.is_dir())
-    if name == "pocket":
-        from vlprune import pocket
-
-        model, processor, encoder = pocket.load()
-        return Loaded(name, model.to(where), processor, clip or encoder.to(where))
-    from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedConfig
-
-    if place.is_dir():
-        if not (place / "config.json").is_file():
-            raise UserError(f"--model {name}: the folder has no config.json.")
-        name = str(place)
-    elif place.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
-        near = " (did you mean 'pocket'?)" if _nearest(name, ["pocket"]).startswith("did") else ""
-        raise UserError(f"--model {name}: there is no such folder, and it is not 'pocket' or a hub id{near}.")
-    with _loading("--model", name):
-        config, _ = PreTrainedConfig.get_config_dict(name)
-    _check_class(name, config)
-    with _loading("--model", name):
-        processor = AutoProcessor.from_pretrained(name)
-        model = AutoModelForImageTextToText.from_pretrained(name, dtype="auto").eval().to(where)
-    return Loaded(name, model, processor, clip)
-
-
-def _check_class(name: str, config: dict[str, Any]) -> None:
-    from difflib import get_close_matches
-
-    from vlprune.models import list_families
-
-    known = [kind for family in list_families() for kind in family.classes]
-    kind = (config.get("architectures") or [f"model of type {config.get('model_type')!r}"])[0]
-    if kind not in known:
-        near = get_close_matches(kind, known, n=1, cutoff=0.0)[0]
-        raise UserError(f"--model {name} is a {kind}, which is not supported; the nearest supported class is {near}.")
-
-
 # --- asking ---------------------------------------------------------------------------------------------------------
-
-
-def _inputs(loaded: Loaded, image: Image.Image, question: str) -> dict[str, Any]:
-    turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
-    if getattr(loaded.processor, "chat_template", None):
-        prompt = loaded.processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-    else:
-        print(f"vlprune: {loaded.name} has no chat template; LLaVA-1.5's is used.", file=sys.stderr)
-        prompt = FALLBACK_PROMPT.format(question=question)
-    inputs = loaded.processor(images=image, text=prompt, return_tensors="pt").to(loaded.model.device)
-    inputs["pixel_values"] = inputs["pixel_values"].to(loaded.model.dtype)
-    return dict(inputs)
-
-
-def _attach(loaded: Loaded, method: Method, question: str) -> Any:
-    """The pruner; it keeps no features, so that the time of the vision tower is seen."""
-    from vlprune.errors import UnsupportedModel
-    from vlprune.pruner import attach
-
-    with _loading("--clip", str(loaded.clip)):
-        try:
-            return attach(
-                loaded.model,
-                method,
-                processor=loaded.processor,
-                query=question,
-                dual_encoder=loaded.clip,
-                cache_bytes=0,
-            )
-        except UnsupportedModel as error:
-            raise UserError(f"--model {loaded.name}: {error}") from error
-        except ValueError as error:  # settings that do not go with this model, such as relevance=clip without --clip
-            raise UserError(f"--method {method.name}: {error}") from error
-
-
-def _check_keep(method: Method, visual: int) -> None:
-    try:
-        method.count(visual)
-    except ValueError as error:
-        raise UserError(f"--{error}".replace("--keep=", "--keep ")) from error
-
-
-def _decoded(loaded: Loaded, run: Run) -> str:
-    return str(loaded.processor.batch_decode(run.new, skip_special_tokens=True)[0]).strip()
-
-
-def _cost(run: Run) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from vlprune.measure import CONVENTIONS
-
-    flops = run.flops
-    counted: dict[str, Any] | None = None
-    if flops is not None:
-        counted = {"prefill": flops.prefill, "decode": flops.decode, "total": flops.total}
-        counted["convention"] = CONVENTIONS[flops.convention]
-    return {
-        "visual_tokens": run.visual_tokens,
-        "prompt_tokens": run.prompt_tokens,
-        "new_tokens": int(run.new.shape[1]),
-        "llm_flops": counted,
-        "kv_bytes": run.kv_bytes,
-        "seconds": {**asdict(run.latency), "total": run.latency.total},
-    }
-
-
-def _chosen(record: Record) -> dict[str, Any]:
-    return {
-        "before": record.before,
-        "after": record.after,
-        "grid": list(record.grid),
-        "kept": record.kept.tolist(),
-        "order": record.order.tolist() if record.order is not None else None,
-        "relevance": record.source,
-    }
 
 
 @app.command()
@@ -397,16 +213,15 @@ def ask(
     except ImageError as error:
         raise UserError(str(error)) from error
     chosen = _method(method, budget, options)
-    loaded = _load(model, clip, device)
-    inputs = _inputs(loaded, opened, question)
-    visual = int((inputs["input_ids"] == loaded.model.config.image_token_id).sum())
-    _check_keep(chosen, visual)
+    loaded = load(model, clip, device)
+    inputs = asking.prepare(loaded, opened, question)
+    visual = asking.visual_tokens(loaded, inputs, chosen)
 
     from vlprune.measure import measure_generate
 
-    with _attach(loaded, chosen, question) as pruner:
+    with asking.prune(loaded, chosen, question) as pruner:
         run = measure_generate(loaded.model, inputs, pruner=pruner, max_new_tokens=max_new_tokens)
-    answer = _decoded(loaded, run)
+    answer = decoded(loaded, run)
     if target is not None:
         from vlprune.show import as_seen
 
@@ -414,31 +229,17 @@ def ask(
         _save(target, seen, [pruner.last], titles=[f"{question} → {answer}"])
     if as_json:
         found = {"question": question, "answer": answer, "model": model, "method": chosen.name, "keep": budget}
-        print(json.dumps({**found, "tokens": _chosen(pruner.last), "cost": _cost(run)}, indent=2))
+        print(json.dumps({**found, "tokens": asking.chosen(pruner.last), "cost": asking.cost(run)}, indent=2))
         return
     from vlprune.show.tables import cost_table, figures
 
     console = _console()
     console.print(answer, markup=False, highlight=False)
-    whole = _whole(loaded, run, visual)
+    whole = asking.whole_cost(loaded, run, visual)
     ways = (f"all {visual}, by formula", f"{run.visual_tokens} of {visual}")
     console.print(cost_table([(ways[0], whole), (ways[1], figures([run]))]))
     if target is not None:
         print(f"wrote {target}")
-
-
-def _whole(loaded: Loaded, run: Run, visual: int) -> dict[str, str]:
-    """What the same answer would have cost with all visual tokens, as far as formulas say."""
-    from vlprune.measure import LLMShape, kv_bytes, llm_flops
-    from vlprune.show.tables import amount
-
-    if not LLMShape.knows(loaded.model):
-        return {}
-    prompt, new = run.prompt_tokens - run.visual_tokens + visual, int(run.new.shape[1])
-    return {
-        "LLM FLOPs": amount(llm_flops(loaded.model, prompt, new).total),
-        "KV bytes": amount(kv_bytes(loaded.model, prompt + new - 1), "B"),
-    }
 
 
 def _save(path: Path, image: Image.Image, records: list[Record], **options: Any) -> None:
@@ -478,68 +279,25 @@ def demo(
     budget, options = _keep(keep), _settings(settings)
     target = _picture_path(out)
     chosen = _method(method, budget, options)
-    loaded = _load("pocket", None, device)
+    loaded = load("pocket", None, device)
 
-    from vlprune import pocket
-    from vlprune.pocket.render import images
-    from vlprune.show import Mark, as_seen
+    from vlprune.demo import run_demo
 
-    (drawn,) = pocket.scenes("test", 1, start=scene)
-    (image,) = images([drawn])
-    asked = pocket.questions(drawn)
-    prompts = [_inputs(loaded, image, question.text) for question in asked]
-    visual = int((prompts[0]["input_ids"] == loaded.model.config.image_token_id).sum())
-    _check_keep(chosen, visual)
-    pairs, records = _both_ways(loaded, chosen, [question.text for question in asked], prompts, repeats)
-    answers = [(_decoded(loaded, plain), _decoded(loaded, pruned)) for plain, pruned in pairs]
-
-    rows = [i for i, question in enumerate(asked) if question.kind in PICTURED] or list(range(len(asked)))
-    around = [
-        [Mark(thing.x, thing.y, 1.3 * thing.radius) for j in asked[i].about for thing in [drawn.things[j]]]
-        for i in rows
-    ]
-    titles = [f"{asked[i].text} → {answers[i][1]}" for i in rows]
-    seen = as_seen(prompts[0]["pixel_values"][0], loaded.processor)
-    _save(target, seen, [records[i] for i in rows], titles=titles, marks=around)
-
+    shown = run_demo(loaded, chosen, scene, repeats)
+    _save(target, **shown.picture())
     if as_json:
-        found = [
-            {
-                "question": question.text,
-                "truth": question.answer,
-                "all": {"answer": answer[0], "right": answer[0] == question.answer, **_cost(plain)},
-                "kept": {"answer": answer[1], "right": answer[1] == question.answer, **_cost(pruned)},
-                "tokens": _chosen(record),
-            }
-            for question, answer, (plain, pruned), record in zip(asked, answers, pairs, records)
-        ]
-        print(json.dumps({"scene": drawn.name, "method": chosen.name, "keep": budget, "questions": found}, indent=2))
+        found = {"scene": shown.scene.name, "method": chosen.name, "keep": budget}
+        print(json.dumps({**found, "questions": [asked.facts() for asked in shown.asked]}, indent=2))
         return
     from vlprune.show.tables import answer_table, cost_table, figures
 
     console = _console()
-    ways = (f"all {visual}", f"{pairs[0][1].visual_tokens} of {visual}")
-    console.print(answer_table([(q.text, q.answer) for q in asked], answers, ways))
-    console.print(cost_table([(title, figures([pair[i] for pair in pairs])) for i, title in enumerate(ways)]))
+    questions = [(asked.question.text, asked.question.answer) for asked in shown.asked]
+    runs = [asked.runs for asked in shown.asked]
+    ways = (f"all {shown.visual}", f"{runs[0][1].visual_tokens} of {shown.visual}")
+    console.print(answer_table(questions, [asked.answers for asked in shown.asked], ways))
+    console.print(cost_table([(title, figures([pair[i] for pair in runs])) for i, title in enumerate(ways)]))
     print(f"wrote {target}")
-
-
-def _both_ways(
-    loaded: Loaded, method: Method, questions: Sequence[str], prompts: Sequence[dict[str, Any]], repeats: int
-) -> tuple[list[tuple[Run, Run]], list[Record]]:
-    """Each question with all tokens and with the method's, and what was kept."""
-    from vlprune.measure import measure_generate
-
-    pairs: list[tuple[Run, Run]] = []
-    records: list[Record] = []
-    for i, (question, prompt) in enumerate(zip(questions, prompts)):
-        options: dict[str, Any] = {"repeats": repeats, "warmup": int(i == 0), "max_new_tokens": 8}
-        plain = measure_generate(loaded.model, prompt, **options)
-        with _attach(loaded, method, question) as pruner:
-            pruned = measure_generate(loaded.model, prompt, pruner=pruner, **options)
-        pairs.append((plain, pruned))
-        records.append(pruner.last)
-    return pairs, records
 
 
 # --- lists ----------------------------------------------------------------------------------------------------------
@@ -572,9 +330,10 @@ def models() -> None:
     from vlprune.models import list_families
 
     table = Table(show_lines=True)
-    for title in ("family", "classes", "what is pruned", "relevance", "tested with"):
-        table.add_column(title, no_wrap=title in ("family", "classes"))
+    for title in ("family", "classes", "what is pruned", "positions", "relevance", "tested with"):
+        table.add_column(title, no_wrap=title in ("family", "classes", "positions"))
     for family in list_families():
-        table.add_row(family.name, "\n".join(family.classes), family.prunes, family.relevance, family.tested)
+        classes = "\n".join(family.classes)
+        table.add_row(family.name, classes, family.prunes, family.positions, family.relevance, family.tested)
     _console().print(table)
     print("--model takes 'pocket' (comes with vlprune), a folder, or a hub id, such as llava-hf/llava-1.5-7b-hf.")

@@ -171,7 +171,7 @@ def test_an_answer_is_printed_as_it_is(run, photo, checkpoint, monkeypatch):
     """Square brackets are not markup."""
     from vlprune import cli
 
-    monkeypatch.setattr(cli, "_decoded", lambda loaded, run: "[red]stop[/red]")
+    monkeypatch.setattr(cli, "decoded", lambda loaded, run: "[red]stop[/red]")
     code, out, _ = run("ask", photo, "what is it ?", "--model", checkpoint, "--keep", "4")
     assert code == 0
     assert out.startswith("[red]stop[/red]\n")
@@ -183,7 +183,7 @@ def test_ctrl_c(run, photo, monkeypatch):
     def stop(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_load", stop)
+    monkeypatch.setattr(cli, "load", stop)
     code, _, _ = run("ask", photo, "what is it ?")
     assert code == 130
 

@@ -110,14 +110,10 @@ def test_greedy_on_the_regularised_objective(seed, n, rank, data):
 @given(seed=SEEDS, n=st.integers(2, 7), rank=st.integers(1, 7))
 def test_regularised_objective_is_monotone_and_submodular(seed, n, rank):
     regular = np.eye(n) + reference.random_kernel(seed, n, rank)
-    for small in itertools.chain(
-        [()], itertools.combinations(range(n), 1), itertools.combinations(range(n), 2)
-    ):
+    for small in itertools.chain([()], itertools.combinations(range(n), 1), itertools.combinations(range(n), 2)):
         for extra, new in itertools.permutations([i for i in range(n) if i not in small], 2):
             large = (*small, extra)
-            early = reference.det(regular, [*small, new]) / (
-                reference.det(regular, list(small)) if small else 1
-            )
+            early = reference.det(regular, [*small, new]) / (reference.det(regular, list(small)) if small else 1)
             late = reference.det(regular, [*large, new]) / reference.det(regular, list(large))
             assert 1 - 1e-9 <= late <= early * (1 + 1e-9)
 

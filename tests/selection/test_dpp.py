@@ -93,9 +93,7 @@ def test_features_path_is_the_kernel_path(kind, k):
 def test_rows_one_at_a_time_are_rows_of_the_kernel(kind):
     x, r = image(9, 4, 100, 12)
     x = x + 1.0  # similar tokens, so that a wrong row shows
-    assert torch.equal(
-        greedy_map_features(x, r, 12, kind=kind), greedy_map(query_kernel(x, r, kind=kind), 12)
-    )
+    assert torch.equal(greedy_map_features(x, r, 12, kind=kind), greedy_map(query_kernel(x, r, kind=kind), 12))
 
 
 def test_kernels_choose_differently():
@@ -300,9 +298,7 @@ def test_wrong_arguments(change, error, words):
 def test_values_that_are_not_finite_are_pointed_at():
     arguments = good()
     arguments["features"][1, 3, 2] = torch.nan
-    with pytest.raises(
-        ValueError, match=r"features must be finite .*, got nan at batch 1, token 3, channel 2\."
-    ):
+    with pytest.raises(ValueError, match=r"features must be finite .*, got nan at batch 1, token 3, channel 2\."):
         greedy_map_features(**arguments)
     arguments = good()
     arguments["relevance"][0, 4] = torch.inf

@@ -132,9 +132,7 @@ def test_precision_is_lowered_nowhere_and_put_back_after_an_error():
     class Spy(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             if func in (torch.bmm, torch.baddbmm, torch.matmul, torch.Tensor.__matmul__):
-                seen.append(
-                    (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
-                )
+                seen.append((torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision))
             return func(*args, **(kwargs or {}))
 
     x, q = image(1)

@@ -46,12 +46,8 @@ def test_script_from_its_references(rule, seed, n, kind, rho, sign, data):
         relevance = reference.relevance_scores(tokens, q[b].double().tolist(), sign=sign)
         keep = max(m, int(rho * n + 0.5)) if rule == "filter" else m
         survivors = reference.graph_keep(scores, keep)
-        torch.testing.assert_close(
-            got.redundancy[b].double(), torch.tensor(scores).double(), rtol=1e-4, atol=1e-5
-        )
-        torch.testing.assert_close(
-            got.relevance[b].double(), torch.tensor(relevance).double(), rtol=0, atol=1e-4
-        )
+        torch.testing.assert_close(got.redundancy[b].double(), torch.tensor(scores).double(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got.relevance[b].double(), torch.tensor(relevance).double(), rtol=0, atol=1e-4)
         kernel = reference.query_kernel(tokens, relevance, kind)
         order = reference.greedy(kernel, n, set(survivors) if rule == "filter" else None)
         length = {"released": m, "supplement": min(2 * m, n), "filter": m}[rule]
@@ -77,9 +73,7 @@ def test_script_is_the_parts_put_together(rule, graph, kind):
     got = select_script(x, q, m, tau=0.2, gamma=3.0, graph=graph, kernel=kind, fusion=rule, rho=0.4, sign=-1)
     scores, relevance = graph_scores(x, tau=0.2, gamma=3.0, graph=graph), relevance_scores(x, q, sign=-1)
     survivors = graph_keep(scores, keep)
-    order = greedy_map(
-        query_kernel(x, relevance, kind=kind), 61, candidates=survivors if rule == "filter" else None
-    )
+    order = greedy_map(query_kernel(x, relevance, kind=kind), 61, candidates=survivors if rule == "filter" else None)
     assert torch.equal(got.kept, fuse(order, survivors, m, rule=rule))
     assert torch.equal(got.order, order[:, : got.order.shape[1]])
     torch.testing.assert_close(got.redundancy, scores)
@@ -131,9 +125,7 @@ def test_given_relevance_takes_the_place_of_the_query():
 def test_query_mask_is_used():
     x, q = image(5, lq=6)
     mask = torch.tensor([[True, True, False, False, True, False]] * 2)
-    assert torch.equal(
-        select_script(x, q, 7, query_mask=mask).kept, select_script(x, q[:, [0, 1, 4]], 7).kept
-    )
+    assert torch.equal(select_script(x, q, 7, query_mask=mask).kept, select_script(x, q[:, [0, 1, 4]], 7).kept)
     assert not torch.equal(select_script(x, q, 7).kept, select_script(x, q, 7, query_mask=mask).kept)
 
 
@@ -254,15 +246,11 @@ def test_values_that_are_not_finite_are_pointed_at(bad):
         select_script(x, q, 3)
     x, q = image(0)
     q[0, 2, 1] = bad
-    with pytest.raises(
-        ValueError, match=f"query must be finite .*, got {bad} at batch 0, query token 2, channel 1"
-    ):
+    with pytest.raises(ValueError, match=f"query must be finite .*, got {bad} at batch 0, query token 2, channel 1"):
         select_script(x, q, 3)
     with pytest.raises(ValueError, match=f"scores must be finite in float32, got {bad} at batch 0, token 1"):
         graph_keep(torch.tensor([[0.0, bad]]), 1)
-    with pytest.raises(
-        ValueError, match="features must be finite in float32, got inf at batch 0, token 0, channel 1"
-    ):
+    with pytest.raises(ValueError, match="features must be finite in float32, got inf at batch 0, token 0, channel 1"):
         graph_scores(torch.tensor([[[1.0, 1e300]]], dtype=torch.float64))
 
 

@@ -160,9 +160,7 @@ def _gram(unit: Tensor, weight: Tensor, diagonal: Tensor) -> Tensor:
     return kernel
 
 
-def greedy(
-    diagonal: Tensor, row: Row, k: int, eps: float, candidates: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def greedy(diagonal: Tensor, row: Row, k: int, eps: float, candidates: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The loop: k choices (B, k) and the v² each had when it was chosen (B, k). Candidates ascending.
 
     Nothing here waits for the device: branches depend on shapes alone. v² of a chosen token is −inf.

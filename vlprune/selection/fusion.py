@@ -44,9 +44,7 @@ def fuse(order: Tensor, graph_keep: Tensor, m: int, *, rule: str) -> Tensor:
     if rule == "filter":
         return order.gather(1, (~both).to(torch.uint8).argsort(dim=1, stable=True)[:, :m]).sort(dim=1).values
     if graph_keep.shape[1] < m:
-        raise ValueError(
-            f"graph_keep must hold at least m={m} tokens to supplement, got {graph_keep.shape[1]}."
-        )
+        raise ValueError(f"graph_keep must hold at least m={m} tokens to supplement, got {graph_keep.shape[1]}.")
     missing = m - both[:, :m].sum(1, keepdim=True)
     if k < 2 * m:
 

@@ -9,9 +9,7 @@ from .numerics import TIE, ascending, exact_float32, unit_vectors
 GRAPHS = ("bipartite", "full", "random")
 
 
-def graph_scores(
-    features: Tensor, *, tau: float = 0.3, gamma: float = 5.0, graph: str = "bipartite"
-) -> Tensor:
+def graph_scores(features: Tensor, *, tau: float = 0.3, gamma: float = 5.0, graph: str = "bipartite") -> Tensor:
     """Redundancy of each token: high where many tokens are similar to it.
 
     Two tokens that the graph lets meet share an edge when their cosine is at least `tau`. A token with d
@@ -72,9 +70,7 @@ def check_graph(tau: float, gamma: float, graph: str) -> None:
     check_real("gamma", gamma, 0.0, float("inf"))
     check_choice("graph", graph, GRAPHS)
     if gamma * (1.0 - tau) > 80.0:
-        raise ValueError(
-            f"gamma * (1 - tau) must be at most 80 to stay finite, got {gamma:g} * {1.0 - tau:g}."
-        )
+        raise ValueError(f"gamma * (1 - tau) must be at most 80 to stay finite, got {gamma:g} * {1.0 - tau:g}.")
 
 
 def redundancy(unit: Tensor, tau: float, gamma: float, graph: str) -> Tensor:

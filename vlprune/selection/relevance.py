@@ -7,9 +7,7 @@ from .checks import Condition, check_choice, check_tensor, finite, require
 from .numerics import TIE, exact_float32, unit_vectors, wide
 
 
-def relevance_scores(
-    features: Tensor, query: Tensor, *, query_mask: Tensor | None = None, sign: int = 1
-) -> Tensor:
+def relevance_scores(features: Tensor, query: Tensor, *, query_mask: Tensor | None = None, sign: int = 1) -> Tensor:
     """Relevance of each token to the question: the cosine to its mean embedding, min-max scaled per image.
 
     When all raw cosines of an image are equal (within 2e-6) the question tells nothing apart: every token

@@ -1,0 +1,147 @@
+"""A model by its name on the command line; whatever stands in the way of it is said in one sentence."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class UserError(Exception):
+    """Something the user can put right; the message is one plain sentence, and the program ends with code 2."""
+
+
+@dataclass
+class Loaded:
+    """A model with what belongs to it; `clip` is its dual encoder, if it has one."""
+
+    name: str
+    model: Any
+    processor: Any
+    clip: Any
+
+
+def load(name: str, clip: str | None, device: str) -> Loaded:
+    """The pocket model, a folder, or a model of the hub; its class is checked before its weights are read.
+
+    >>> load("poket", None, "cpu")
+    Traceback (most recent call last):
+    ...
+    vlprune.loading.UserError: --model poket: there is no such folder, and it is not 'pocket' or a hub id (did you \
+mean 'pocket'?).
+    """
+    where = _device(device)
+    if name == "pocket":
+        from vlprune import pocket
+
+        _quiet(bars=False)
+        model, processor, encoder = pocket.load()
+        return Loaded(name, model.to(where), processor, clip or encoder.to(where))
+    place = Path(name).expanduser()
+    if place.is_dir():
+        if not (place / "config.json").is_file():
+            raise UserError(f"--model {name}: the folder has no config.json.")
+        name = str(place)
+    elif place.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
+        raise UserError(f"--model {name}: there is no such folder, and it is not 'pocket' or a hub id{_hint(name)}.")
+    else:
+        say_looking(name)
+    _quiet(bars=not place.is_dir())
+    from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedConfig
+
+    with one_sentence("--model", name):
+        config, _ = PreTrainedConfig.get_config_dict(name)
+    _check_class(name, config)
+    with one_sentence("--model", name):
+        processor = AutoProcessor.from_pretrained(name)
+        model = AutoModelForImageTextToText.from_pretrained(name, dtype="auto").eval().to(where)
+    return Loaded(name, model, processor, clip)
+
+
+def say_looking(name: str) -> None:
+    """One line on the standard error if `name` sends us to the hub: one out of reach takes half a minute to say so.
+
+    >>> from contextlib import redirect_stderr
+    >>> from unittest.mock import patch
+    >>> with redirect_stderr(sys.stdout), patch("huggingface_hub.is_offline_mode", bool):
+    ...     say_looking("someone/something")
+    ...     say_looking("/no/such/folder")
+    vlprune: looking for someone/something on the hub ...
+    """
+    from huggingface_hub import is_offline_mode
+
+    if re.fullmatch(r"(\w[\w.-]*/)?[\w.-]+", name) and not Path(name).exists() and not is_offline_mode():
+        print(f"vlprune: looking for {name} on the hub ...", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def one_sentence(option: str, what: str) -> Iterator[None]:
+    """Turn what transformers raises about missing, unreachable or broken files into one sentence."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, HFValidationError, SafetensorError) as error:
+        causes = [error.__cause__, error.__context__, error]
+        if any(isinstance(cause, GatedRepoError) for cause in causes):
+            raise UserError(
+                f"{option} {what}: access to it must be asked for on the hub, and a token given."
+            ) from error
+        if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes) or "couldn't connect" in str(error):
+            raise UserError(f"{option} {what}: there is no such folder, and the hub cannot be reached.") from error
+        if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+            raise UserError(f"{option} {what}: the hub has no such model.") from error
+        raise UserError(f"{option} {what}: it cannot be loaded ({str(error).splitlines()[0].rstrip('.')}).") from error
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name}: no such device; use cpu or cuda.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices.")
+    return device
+
+
+def _quiet(bars: bool) -> None:
+    """No notices of retries and the like, and bars only where a download may take long."""
+    import huggingface_hub.utils.logging as hub
+    import transformers.utils.logging as quiet
+
+    quiet.set_verbosity_error()
+    hub.set_verbosity_error()
+    if not bars:
+        quiet.disable_progress_bar()
+
+
+def _hint(name: str) -> str:
+    from difflib import get_close_matches
+
+    return " (did you mean 'pocket'?)" if get_close_matches(name, ["pocket"], cutoff=0.4) else ""
+
+
+def _check_class(name: str, config: dict[str, Any]) -> None:
+    from difflib import get_close_matches
+
+    from vlprune.models import list_families
+
+    known = [kind for family in list_families() for kind in family.classes]
+    kind = (config.get("architectures") or [f"model of type {config.get('model_type')!r}"])[0]
+    if kind not in known:
+        near = get_close_matches(kind, known, n=1, cutoff=0.0)[0]
+        raise UserError(f"--model {name} is a {kind}, which is not supported; the nearest supported class is {near}.")
