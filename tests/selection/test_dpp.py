@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlprune.selection import greedy_map, greedy_map_features, query_kernel
-from vlprune.selection.dpp import _matrix_rows, greedy
+from vlprune.selection.dpp import weigh, worth_a_matrix
+from vlprune.selection.greedy import MatrixKernel, VectorKernel, greedy, greedy_on_device, greedy_on_host
+from vlprune.selection.numerics import unit_vectors
 
 from . import reference
 
@@ -93,7 +95,28 @@ def test_features_path_is_the_kernel_path(kind, k):
 def test_rows_one_at_a_time_are_rows_of_the_kernel(kind):
     x, r = image(9, 4, 100, 12)
     x = x + 1.0  # similar tokens, so that a wrong row shows
-    assert torch.equal(greedy_map_features(x, r, 12, kind=kind), greedy_map(query_kernel(x, r, kind=kind), 12))
+    assert not worth_a_matrix(100, 6)
+    assert torch.equal(greedy_map_features(x, r, 6, kind=kind), greedy_map(query_kernel(x, r, kind=kind), 6))
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 40), data=st.data())
+def test_both_loops_choose_alike(seed, n, data):
+    """The one for an accelerator, here on the CPU, and the one for the CPU; with duplicates and zero vectors too."""
+    k, c = data.draw(st.integers(1, n)), data.draw(st.integers(0, n))
+    x, r = image(seed, 3, n, data.draw(st.sampled_from([2, 8, 48])))
+    copies = data.draw(st.integers(0, n // 2))
+    x[:, n - copies :] = x[:, :copies].clone()
+    x[:, : data.draw(st.integers(0, 1))] = 0.0
+    picks = [sorted(data.draw(st.permutations(range(n)))[:c]) for _ in range(3)]
+    candidates = torch.tensor(picks) if c else None
+    unit, length = unit_vectors(x)
+    weight, diagonal = weigh(length, r, "s_prime")
+    for kernel in (MatrixKernel(query_kernel(x, r)), VectorKernel(unit, weight, diagonal)):
+        order, gains = greedy_on_device(kernel, k, 1e-6, candidates)
+        again, same = greedy_on_host(kernel, k, 1e-6, candidates)
+        assert torch.equal(again, order)
+        torch.testing.assert_close(same, gains, rtol=1e-4, atol=5e-6)
 
 
 def test_kernels_choose_differently():
@@ -114,7 +137,7 @@ def test_a_prefix_answers_a_smaller_budget():
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 8))
 def test_the_gains_multiply_to_the_determinant(seed, n):
     kernel = kernel_tensor(seed, n=n)
-    order, gains = greedy(kernel.diagonal(dim1=1, dim2=2), _matrix_rows(kernel), n, 0.0)
+    order, gains = greedy(MatrixKernel(kernel), n, 0.0)
     for t in range(1, n + 1):
         want = reference.det(kernel[0], order[0, :t].tolist())
         assert float(gains[0, :t].double().prod()) == pytest.approx(want, rel=2e-3, abs=1e-6)
@@ -124,7 +147,7 @@ def test_the_gains_multiply_to_the_determinant(seed, n):
 def test_eps_enters_as_written():
     kernel = torch.tensor([[[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.1]]])
     for eps in (0.0, 1e-3):
-        _, gains = greedy(kernel.diagonal(dim1=1, dim2=2), _matrix_rows(kernel), 2, eps)
+        _, gains = greedy(MatrixKernel(kernel), 2, eps)
         torch.testing.assert_close(gains, torch.tensor([[1.0, 1 - 0.25 / (1 + eps)]]), rtol=1e-6, atol=0)
 
 

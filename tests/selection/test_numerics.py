@@ -15,8 +15,10 @@ from vlprune.selection import (
     relevance_scores,
     select_script,
 )
+from vlprune.selection.greedy import greedy_on_device
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+PRODUCTS = (torch.bmm, torch.baddbmm, torch.mv, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 DEVICES = ["cpu", pytest.param("cuda", marks=CUDA)]
 RULES = ["released", "supplement", "filter"]
 
@@ -131,7 +133,7 @@ def test_precision_is_lowered_nowhere_and_put_back_after_an_error():
 
     class Spy(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            if func in (torch.bmm, torch.baddbmm, torch.matmul, torch.Tensor.__matmul__):
+            if func in PRODUCTS:
                 seen.append((torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision))
             return func(*args, **(kwargs or {}))
 
@@ -184,8 +186,9 @@ def test_number_of_threads_does_not_matter(threads):
         torch.set_num_threads(old)
 
 
-def test_the_loop_never_waits_for_the_device():
+def test_the_loop_never_waits_for_the_device(monkeypatch):
     """Reading a value back shows as `aten::_local_scalar_dense`; a call reads once, for its checks."""
+    monkeypatch.setattr("vlprune.selection.greedy.greedy_on_host", greedy_on_device)
     x, q = image(5)
     counts = {}
     for m in (4, 30):

@@ -1,7 +1,5 @@
 """QCSP: the query-conditioned kernel, and fast greedy MAP inference on it."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -15,12 +13,10 @@ from .checks import (
     finite,
     require,
 )
-from .numerics import TIE, exact_float32, first_best, take, unit_vectors
+from .greedy import MatrixKernel, VectorKernel, greedy
+from .numerics import exact_float32, take, unit_vectors
 
 KERNELS = ("s_prime", "s")
-
-Row = Callable[[Tensor], Tensor]
-"""From the chosen tokens (B,), counted through the whole batch, to their rows of the kernel (B, 1, n)."""
 
 
 def query_kernel(features: Tensor, relevance: Tensor, *, kind: str = "s_prime") -> Tensor:
@@ -47,7 +43,7 @@ def query_kernel(features: Tensor, relevance: Tensor, *, kind: str = "s_prime") 
     with exact_float32(features.device):
         unit, length, r = _checked(features, relevance)
         weight, diagonal = weigh(length, r, kind)
-        return _gram(unit, weight, diagonal)
+        return _weighted(unit @ unit.mT, weight, diagonal)
 
 
 def greedy_map(kernel: Tensor, k: int, *, eps: float = 1e-6, candidates: Tensor | None = None) -> Tensor:
@@ -87,8 +83,7 @@ def greedy_map(kernel: Tensor, k: int, *, eps: float = 1e-6, candidates: Tensor 
             return f"kernel must be finite in float32, got {value} at batch {b}, row {i}, column {j}."
 
         require((matrix.isfinite().all(), words), *conditions)
-        diagonal = matrix.diagonal(dim1=1, dim2=2)
-        return greedy(diagonal, _matrix_rows(matrix), k, eps, _sorted(candidates))[0]
+        return greedy(MatrixKernel(matrix), k, eps, _sorted(candidates))[0]
 
 
 def greedy_map_features(
@@ -104,7 +99,7 @@ def greedy_map_features(
 
     Each step needs one row of the kernel, one product of (n, d) with a vector: O(k·n·(d + k)) time and
     O(n·(d + k)) memory. With c ≥ k candidates the work is done on them alone, so n becomes c. Up to 4,096
-    tokens of which k are at least an eighth, one (n, n) product is cheaper than k thin ones and made instead.
+    tokens of which k are at least a sixteenth, one (n, n) product is cheaper than k thin ones and made instead.
 
     Args:
         features: (B, n, d), any floating dtype. B may be 0.
@@ -140,81 +135,43 @@ def weigh(length: Tensor, relevance: Tensor, kind: str) -> tuple[Tensor, Tensor]
     return relevance, relevance * relevance * real
 
 
+def worth_a_matrix(n: int, k: int) -> bool:
+    """Whether all n × n cosines are cheaper than k rows of them.
+
+    k thin products move n·d numbers each; one square product computes more, but at many times their speed.
+    """
+    return n <= min(16 * k, 4096)
+
+
 def greedy_units(
-    unit: Tensor, weight: Tensor, diagonal: Tensor, k: int, eps: float, candidates: Tensor | None
+    unit: Tensor,
+    weight: Tensor,
+    diagonal: Tensor,
+    k: int,
+    eps: float,
+    candidates: Tensor | None,
+    cosine: Tensor | None = None,
 ) -> Tensor:
-    """`greedy_map_features` on unit vectors and what `weigh` made; candidates ascending."""
+    """`greedy_map_features` on unit vectors and what `weigh` made; candidates ascending.
+
+    `cosine` (B, n, n) are all the cosines where they are there already; they are overwritten.
+    """
     at = None
     if candidates is not None and candidates.shape[1] >= k:
         at, candidates = candidates, None
         unit, weight, diagonal = take(unit, at), weight.gather(1, at), diagonal.gather(1, at)
-    one_product = unit.shape[1] <= min(8 * k, 4096)
-    rows = _matrix_rows(_gram(unit, weight, diagonal)) if one_product else _vector_rows(unit, weight)
-    order, _ = greedy(diagonal, rows, k, eps, candidates)
+    kernel: MatrixKernel | VectorKernel = VectorKernel(unit, weight, diagonal)
+    if cosine is not None or worth_a_matrix(unit.shape[1], k):
+        kernel = MatrixKernel(_weighted(unit @ unit.mT if cosine is None else cosine, weight, diagonal))
+    order, _ = greedy(kernel, k, eps, candidates)
     return order if at is None else at.gather(1, order)
 
 
-def _gram(unit: Tensor, weight: Tensor, diagonal: Tensor) -> Tensor:
-    kernel = (unit @ unit.mT).mul_(weight[:, :, None] * weight[:, None])
+def _weighted(cosine: Tensor, weight: Tensor, diagonal: Tensor) -> Tensor:
+    """The kernel in the place of the cosines."""
+    kernel = cosine.mul_(weight[:, :, None] * weight[:, None])
     kernel.diagonal(dim1=1, dim2=2).copy_(diagonal)
     return kernel
-
-
-def greedy(diagonal: Tensor, row: Row, k: int, eps: float, candidates: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The loop: k choices (B, k) and the v² each had when it was chosen (B, k). Candidates ascending.
-
-    Nothing here waits for the device: branches depend on shapes alone. v² of a chosen token is −inf.
-    """
-    B, n = diagonal.shape
-    c = 0 if candidates is None else candidates.shape[1]
-    state = diagonal.repeat(2, 1, 1)
-    v2, spare = state  # spare: the diagonal of what is not chosen yet
-    u = torch.empty(k, B, n, dtype=torch.float32, device=diagonal.device)
-    flat_state, flat_v2, flat_u = state.view(2, -1), v2.view(-1), u.view(k, -1)
-    start = torch.arange(B, device=diagonal.device) * n  # one index into all images is cheaper than a gather
-    scale = torch.zeros(B, 1, dtype=torch.float32, device=diagonal.device)
-    outside = torch.ones(B, n, dtype=torch.bool, device=diagonal.device)
-    if candidates is not None:
-        outside.scatter_(1, candidates, False)
-    chosen, gains = [], []
-    for t in range(k):
-        value, fallback = state.masked_fill(outside, -torch.inf) if t < c else (v2, spare)
-        best = value.amax(1, keepdim=True)
-        if t == 0 or t == c:  # v² only falls, so the first choice (of a phase) has the largest
-            scale = torch.maximum(scale, best)
-            tie, floor, ridge = TIE * scale, (TIE + 8 * eps) * scale, eps * scale
-        spent = best <= floor
-        j = first_best(torch.where(spent, fallback, value), tie) + start
-        own = flat_v2.index_select(0, j)
-        chosen.append(j)
-        gains.append(own)
-        if t + 1 == k:
-            break
-        residual = row(j)
-        if t:
-            u_j = flat_u[:t].index_select(1, j)
-            residual = torch.baddbmm(residual, u_j.T[:, None], u[:t].transpose(0, 1), alpha=-1)
-        # a spent token adds no direction; dividing by its v² would only magnify noise
-        inverse = (own[:, None] + ridge).rsqrt_().masked_fill_(spent, 0.0)
-        e = torch.mul(residual[:, 0], inverse, out=u[t])
-        v2.addcmul_(e, e, value=-1)
-        flat_state.index_fill_(1, j, -torch.inf)
-    return torch.stack(chosen, 1) - start[:, None], torch.stack(gains, 1).clamp(min=0.0)
-
-
-def _matrix_rows(matrix: Tensor) -> Row:
-    flat = matrix.reshape(-1, matrix.shape[2])
-    return lambda j: flat.index_select(0, j)[:, None]
-
-
-def _vector_rows(unit: Tensor, weight: Tensor) -> Row:
-    flat, weights = unit.view(-1, unit.shape[2]), weight.view(-1)
-
-    def row(j: Tensor) -> Tensor:
-        cosine = torch.bmm(flat.index_select(0, j)[:, None], unit.mT)
-        return cosine.mul_(weight[:, None]).mul_(weights.index_select(0, j)[:, None, None])
-
-    return row
 
 
 def _sorted(candidates: Tensor | None) -> Tensor | None:

@@ -73,11 +73,11 @@ def check_graph(tau: float, gamma: float, graph: str) -> None:
         raise ValueError(f"gamma * (1 - tau) must be at most 80 to stay finite, got {gamma:g} * {1.0 - tau:g}.")
 
 
-def redundancy(unit: Tensor, tau: float, gamma: float, graph: str) -> Tensor:
-    """`graph_scores` on checked unit vectors."""
+def redundancy(unit: Tensor, tau: float, gamma: float, graph: str, known: Tensor | None = None) -> Tensor:
+    """`graph_scores` on checked unit vectors; `known` (B, n, n) are all their cosines, where they are there already."""
     n = unit.shape[1]
     if graph == "full":
-        cosine = unit @ unit.mT
+        cosine = unit @ unit.mT if known is None else known.clone()
         edge = cosine >= tau - TIE
         cosine.diagonal(dim1=1, dim2=2).zero_()
         edge.diagonal(dim1=1, dim2=2).fill_(False)
@@ -87,7 +87,7 @@ def redundancy(unit: Tensor, tau: float, gamma: float, graph: str) -> Tensor:
     if graph == "random":
         at = torch.randperm(n, generator=torch.Generator().manual_seed(0), device="cpu").to(unit.device)
         src, dst = at[: n - n // 2], at[n - n // 2 :]
-    cosine = unit[:, src] @ unit[:, dst].mT
+    cosine = unit[:, src] @ unit[:, dst].mT if known is None else known[:, src][:, :, dst]
     edge = cosine >= tau - TIE
     scores = torch.empty(unit.shape[:2], dtype=torch.float32, device=unit.device)
     scores[:, src] = _score(cosine, edge, 2, n // 2, tau, gamma)

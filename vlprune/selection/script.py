@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_choice, check_count, check_real, check_tensor, finite, require
-from .dpp import KERNELS, allowed_relevance, check_relevance, greedy_units, weigh
+from .dpp import KERNELS, allowed_relevance, check_relevance, greedy_units, weigh, worth_a_matrix
 from .fusion import RULES, fuse
 from .graph import check_graph, least, redundancy
 from .numerics import exact_float32, unit_vectors
@@ -75,11 +75,13 @@ def select_script(
             check_relevance(features, relevance)
             r = relevance.to(torch.float32)
             require(*conditions, *allowed_relevance(r))
-        scores = redundancy(unit, tau, gamma, graph)
+        ranks = min(2 * m, n) if fusion == "supplement" else m
+        # the greedy's cosines serve the graph too, unless the graph is there to spare the greedy most of them
+        cosine = unit @ unit.mT if fusion != "filter" and worth_a_matrix(n, ranks) else None
+        scores = redundancy(unit, tau, gamma, graph, cosine)
         survivors = least(scores, max(m, int(rho * n + 0.5)) if fusion == "filter" else m)
         weight, diagonal = weigh(length, r, kernel)
-        ranks = min(2 * m, n) if fusion == "supplement" else m
         candidates = survivors if fusion == "filter" else None
-        order = greedy_units(unit, weight, diagonal, ranks, 1e-6, candidates)
+        order = greedy_units(unit, weight, diagonal, ranks, 1e-6, candidates, cosine)
         kept = fuse(order, survivors, m, rule=fusion)
     return Selection(kept=kept, order=order, redundancy=scores, relevance=r)

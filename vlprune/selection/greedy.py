@@ -1,0 +1,145 @@
+"""The greedy's loop, twice: for an accelerator, which must not be waited for, and for a CPU, where each call costs.
+
+A step is a dozen operations on n numbers. On a GPU they are queued without ever reading a value back. On a CPU torch
+spends more time on calling them than on computing, so there the loop runs in numpy, one image after the other. Both
+follow the same rules, and the tests hold them to the same choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .numerics import TIE, first_best
+
+
+@dataclass(frozen=True)
+class MatrixKernel:
+    """A kernel (B, n, n) that is there."""
+
+    matrix: Tensor
+
+    @property
+    def diagonal(self) -> Tensor:
+        return self.matrix.diagonal(dim1=1, dim2=2)
+
+    def rows(self, j: Tensor) -> Tensor:
+        """The rows (B, 1, n) of tokens (B,), counted through the whole batch."""
+        return self.matrix.reshape(-1, self.matrix.shape[2]).index_select(0, j)[:, None]
+
+    def on_host(self, image: int) -> Callable[[int], np.ndarray]:
+        """From a token of one image to its row (n,)."""
+        return self.matrix[image].numpy().__getitem__
+
+
+@dataclass(frozen=True)
+class VectorKernel:
+    """A kernel of unit vectors (B, n, d) and weights (B, n) whose rows are made when they are needed."""
+
+    unit: Tensor
+    weight: Tensor
+    diagonal: Tensor
+
+    def rows(self, j: Tensor) -> Tensor:
+        """The rows (B, 1, n) of tokens (B,), counted through the whole batch."""
+        flat, weights = self.unit.reshape(-1, self.unit.shape[2]), self.weight.reshape(-1)
+        cosine = torch.bmm(flat.index_select(0, j)[:, None], self.unit.mT)
+        return cosine.mul_(self.weight[:, None]).mul_(weights.index_select(0, j)[:, None, None])
+
+    def on_host(self, image: int) -> Callable[[int], np.ndarray]:
+        """From a token of one image to its row (n,)."""
+        unit, weight = self.unit[image], self.weight[image]
+        return lambda j: torch.mv(unit, unit[j]).mul_(weight).mul_(weight[j]).numpy()
+
+
+def greedy(
+    kernel: MatrixKernel | VectorKernel, k: int, eps: float, candidates: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """k choices (B, k) and the v² each had when it was chosen (B, k). Candidates (B, c), ascending, come first."""
+    run = greedy_on_host if kernel.diagonal.device.type == "cpu" else greedy_on_device
+    return run(kernel, k, eps, candidates)
+
+
+def greedy_on_device(
+    kernel: MatrixKernel | VectorKernel, k: int, eps: float, candidates: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Nothing here waits for the device: branches depend on shapes alone. v² of a chosen token is −inf."""
+    diagonal = kernel.diagonal
+    B, n = diagonal.shape
+    c = 0 if candidates is None else candidates.shape[1]
+    state = diagonal.repeat(2, 1, 1)
+    v2, spare = state  # spare: the diagonal of what is not chosen yet
+    u = torch.empty(k, B, n, dtype=torch.float32, device=diagonal.device)
+    flat_state, flat_v2, flat_u = state.view(2, -1), v2.view(-1), u.view(k, -1)
+    start = torch.arange(B, device=diagonal.device) * n  # one index into all images is cheaper than a gather
+    scale = torch.zeros(B, 1, dtype=torch.float32, device=diagonal.device)
+    outside = torch.ones(B, n, dtype=torch.bool, device=diagonal.device)
+    if candidates is not None:
+        outside.scatter_(1, candidates, False)
+    chosen, gains = [], []
+    for t in range(k):
+        value, fallback = state.masked_fill(outside, -torch.inf) if t < c else (v2, spare)
+        best = value.amax(1, keepdim=True)
+        if t == 0 or t == c:  # v² only falls, so the first choice (of a phase) has the largest
+            scale = torch.maximum(scale, best)
+            tie, floor, ridge = TIE * scale, (TIE + 8 * eps) * scale, eps * scale
+        spent = best <= floor
+        j = first_best(torch.where(spent, fallback, value), tie) + start
+        own = flat_v2.index_select(0, j)
+        chosen.append(j)
+        gains.append(own)
+        if t + 1 == k:
+            break
+        residual = kernel.rows(j)
+        if t:
+            u_j = flat_u[:t].index_select(1, j)
+            residual = torch.baddbmm(residual, u_j.T[:, None], u[:t].transpose(0, 1), alpha=-1)
+        # a spent token adds no direction; dividing by its v² would only magnify noise
+        inverse = (own[:, None] + ridge).rsqrt_().masked_fill_(spent, 0.0)
+        e = torch.mul(residual[:, 0], inverse, out=u[t])
+        v2.addcmul_(e, e, value=-1)
+        flat_state.index_fill_(1, j, -torch.inf)
+    return torch.stack(chosen, 1) - start[:, None], torch.stack(gains, 1).clamp(min=0.0)
+
+
+def greedy_on_host(
+    kernel: MatrixKernel | VectorKernel, k: int, eps: float, candidates: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same in numpy."""
+    diagonal = kernel.diagonal.numpy()
+    B, n = diagonal.shape
+    order, gains = np.empty((B, k), dtype=np.int64), np.empty((B, k), dtype=np.float32)
+    u = np.empty((k, n), dtype=np.float32)
+    c = 0 if candidates is None else candidates.shape[1]
+    for image in range(B):
+        row = kernel.on_host(image)
+        v2, spare = diagonal[image].copy(), diagonal[image].copy()
+        pool = None if candidates is None else candidates[image].numpy()
+        scale = np.float32(0)
+        for t in range(k):
+            among = pool if t < c else None
+            value = v2 if among is None else v2[among]
+            best = value.max()
+            if t in (0, c):
+                scale = max(scale, best)
+                tie, floor, ridge = TIE * scale, (TIE + 8 * eps) * scale, eps * scale
+            spent = best <= floor
+            if spent:
+                value = spare if among is None else spare[among]
+                best = value.max()
+            at = (value >= best - tie).argmax()
+            j = int(at if among is None else among[at])
+            order[image, t], gains[image, t] = j, v2[j]
+            e = u[t]
+            if spent:
+                e.fill(0.0)
+            else:
+                np.subtract(row(j), u[:t, j] @ u[:t], out=e)
+                e /= np.sqrt(v2[j] + ridge)
+                v2 -= e * e
+            v2[j] = spare[j] = -np.inf
+    return torch.from_numpy(order), torch.from_numpy(gains.clip(min=0.0))
