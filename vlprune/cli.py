@@ -29,6 +29,7 @@ PICTURES = (".png", ".pdf", ".svg", ".jpg")
 app = typer.Typer(
     name="vlprune",
     help="Drop the visual tokens that a question does not need, before the LLM pays for them.",
+    epilog="Start with `vlprune demo`; then ask about an image of yours: vlprune ask photo.png 'what is it?' --show kept.png",
     add_completion=False,
     rich_markup_mode=None,  # rich takes longer to load than all the rest of --help
     pretty_exceptions_enable=False,
