@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlprune.methods import DppOnly, Method, Random, Script
@@ -69,20 +69,20 @@ class Exam:
         from vlprune.pruner import attach
 
         right, asked = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
-        usual: dict[str, Any] = {"dual_encoder": (self.clip, self.processor.tokenizer), "cache_bytes": 0}
-        attached: Any = nullcontext()
-        if method is not None:
-            attached = attach(self.model, method, processor=self.processor, **(usual | options))
-        with attached as pruner:
-            for inputs, questions in self._batches:
-                if pruner is not None:
-                    pruner.query = [question.text for question in questions]
-                with torch.inference_mode():
-                    out = self.model.generate(**inputs, max_new_tokens=1, do_sample=False)
-                new = out[:, inputs["input_ids"].shape[1] :]
-                for word, question in zip(self.processor.batch_decode(new, skip_special_tokens=True), questions):
-                    asked[question.kind] += 1
-                    right[question.kind] += word.strip() == question.answer
+        for i, (inputs, questions) in enumerate(self._batches):
+            attached: Any = nullcontext()
+            if isinstance(method, Random):  # it draws the same tokens of every image, so draw anew for every batch
+                method = replace(method, seed=i)
+            if method is not None:
+                usual: dict[str, Any] = {"dual_encoder": (self.clip, self.processor.tokenizer), "cache_bytes": 0}
+                usual |= {"processor": self.processor, "query": [question.text for question in questions]}
+                attached = attach(self.model, method, **(usual | options))
+            with attached, torch.inference_mode():
+                out = self.model.generate(**inputs, max_new_tokens=1, do_sample=False)
+            new = out[:, inputs["input_ids"].shape[1] :]
+            for word, question in zip(self.processor.batch_decode(new, skip_special_tokens=True), questions):
+                asked[question.kind] += 1
+                right[question.kind] += word.strip() == question.answer
         return Score(right, asked)
 
 
