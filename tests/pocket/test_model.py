@@ -77,7 +77,7 @@ def test_answers_every_kind_with_all_tokens(exam):
 
 
 def test_answers_from_64_tokens(exam):
-    for name in ("random", "dpp", "script"):
+    for name in ("random", "dpp_only", "script"):
         assert exam.take(methods_at(64)[name]).percent() >= 85, name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(ABC):
     """Chooses visual tokens. `keep` is a number of tokens per image, a ratio in (0, 1], or a `Budget`.
 
     >>> from vlprune import Random
@@ -35,9 +36,9 @@ class Method:
         """How many of an image's `n` tokens to keep."""
         return Budget.of(self.keep).count(n)
 
+    @abstractmethod
     def select(self, view: TokenView, query: Query | None) -> Selection:
         """Choose `count(view.n)` tokens of each image of the view; `query` is None unless `needs_query`.
 
         The answer for one image must not depend on the others in the view.
         """
-        raise NotImplementedError

@@ -3,6 +3,7 @@
 A family knows where a model keeps its visual tokens. It knows nothing of methods or of pruning.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, ClassVar
@@ -48,7 +49,7 @@ class Vision:
         return self.features.nbytes + (self.tower.nbytes if self.tower is not None else 0)
 
 
-class Family:
+class Family(ABC):
     """One file in `vlprune.models` subclasses this. The class attributes are what `vlprune models` prints."""
 
     name: ClassVar[str]
@@ -71,13 +72,13 @@ class Family:
         """The token id that stands for one visual token in `input_ids`."""
         return model.config.image_token_id
 
+    @abstractmethod
     def read(self, model: Any, output: Any, inputs: dict[str, Any]) -> list[Vision]:
         """Take what `get_image_features` returned apart: one `Vision` per image, in order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def output(self, visions: list[Vision]) -> Any:
         """The reverse of `read`: something the model's forward accepts from `get_image_features`."""
-        raise NotImplementedError
 
     def given(self, inputs: dict[str, Any]) -> Any | None:
         """What the caller encoded beforehand and passes in place of pixels, if anything."""

@@ -95,7 +95,7 @@ def methods_at(keep: int) -> dict[str, Method]:
     """The methods that the model card compares: two plain references, and Script by each fusion rule."""
     return {
         "random": Random(keep=keep),
-        "dpp": DppOnly(keep=keep),
+        "dpp_only": DppOnly(keep=keep),
         "script": Script(keep=keep),
         "script-filter": Script(keep=keep, fusion="filter"),
         "script-released": Script(keep=keep, fusion="released"),
