@@ -19,6 +19,9 @@ FALLBACK_PROMPT = "USER: <image>\n{question} ASSISTANT:"  # LLaVA-1.5's, for che
 
 def prepare(loaded: Loaded, image: Image.Image, question: str) -> dict[str, Any]:
     """What the model's `generate` takes, by its chat template."""
+    placeholder = getattr(loaded.processor, "image_token", "<image>")
+    if placeholder in question:
+        raise UserError(f"the question holds {placeholder!r}, which stands for an image in the prompt: leave it out.")
     turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
     if getattr(loaded.processor, "chat_template", None):
         prompt = loaded.processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)

@@ -164,6 +164,9 @@ def framed(processor: Any, image: Any, questions: Sequence[str]) -> Any:
         raise ValueError("ask_many needs attach(..., processor=).")
     if isinstance(questions, str) or not questions or not all(isinstance(q, str) for q in questions):
         raise ValueError(f"questions={questions!r}: pass a list of at least one string.")
+    placeholder = getattr(processor, "image_token", None)
+    if placeholder and any(placeholder in question for question in questions):
+        raise ValueError(f"questions={questions!r}: {placeholder!r} stands for an image in the prompt, leave it out.")
     prompts = []
     for question in questions:
         turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}

@@ -88,6 +88,10 @@ def test_settings(refused, photo, setting, says):
 def test_missing_and_empty(refused, photo):
     assert "QUESTION" in refused("ask", photo)
     assert "question is empty" in refused("ask", photo, "  ")
+
+
+def test_a_question_with_a_placeholder(refused, photo):
+    assert "'<image>', which stands for an image" in refused("ask", photo, "is <image> red?")
     assert "max-new-tokens" in refused("ask", photo, "what?", "--max-new-tokens", "0")
 
 

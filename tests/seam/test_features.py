@@ -163,6 +163,6 @@ def test_ask_many_wants_a_processor_and_questions(model, processor):
     with attach(model, Random(keep=KEEP)) as pruner, pytest.raises(ValueError, match="processor="):
         pruner.ask_many(tiny.picture(0), ["is it red ?"])
     with attach(model, Random(keep=KEEP), processor=processor) as pruner:
-        for questions in ("is it red ?", [], [3]):
+        for questions in ("is it red ?", [], [3], ["is <image> red ?"]):
             with pytest.raises(ValueError, match="questions="):
                 pruner.ask_many(tiny.picture(0), questions)
