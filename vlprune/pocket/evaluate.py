@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 from vlprune.methods import DppOnly, Method, Random, Script
@@ -60,7 +61,25 @@ class Exam:
             pictures, questions = zip(*rows[start : start + batch])
             prompts = [_prompt(self.processor, question.text) for question in questions]
             inputs = self.processor(images=list(pictures), text=prompts, padding=True, return_tensors="pt")
-            self._batches.append((inputs.to(self.model.device), questions))
+            inputs = dict(inputs.to(self.model.device))
+            if "mm_encoder_outputs" in signature(self.model.forward).parameters:  # not before transformers 5.22
+                names = [id(picture) for picture in pictures]
+                seen = self._see(inputs.pop("pixel_values"), [names.index(name) for name in names])
+                inputs["mm_encoder_outputs"] = {"image": seen}
+            self._batches.append((inputs, questions))
+
+    def _see(self, pixels: Any, first: list[int]) -> Any:
+        """The tower's output for images of which some come several times; `first` says where each came first."""
+        import torch
+
+        distinct = sorted(set(first))
+        with torch.inference_mode():
+            seen = self.model.get_image_features(pixel_values=pixels[distinct])
+        again = [distinct.index(i) for i in first]
+        seen.pooler_output = [seen.pooler_output[i] for i in again]
+        seen.hidden_states = (seen.hidden_states[-2][again], None)  # LLaVA's layer, which stays the last but one
+        seen.last_hidden_state = None
+        return seen
 
     def take(self, method: Method | None, **options: Any) -> Score:
         """Ask everything with a method, or with all tokens (None); `options` go to `attach`."""
