@@ -21,7 +21,7 @@ def test_splits_are_fixed_and_apart():
     assert [(t.color, t.shape, t.digit) for t in first.things[:3]] == [
         ("red", "star", 5),
         ("pink", "circle", 1),
-        ("purple", "triangle", 6),
+        ("pink", "square", 2),
     ]
 
 

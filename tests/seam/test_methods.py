@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vlprune import Budget, DppOnly, Random, Script, get_method, list_methods
-from vlprune.methods import Method, register_method
+from vlprune.methods import register_method
 from vlprune.models import TokenView
 
 
@@ -81,7 +81,7 @@ def test_the_registry():
 
 def test_methods_of_others(monkeypatch):
     @dataclasses.dataclass(frozen=True)
-    class First(Method):
+    class First(Random):
         name = "first"
 
     class Point:
