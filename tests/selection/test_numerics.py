@@ -119,6 +119,12 @@ def test_surroundings_change_nothing(name, device):
     assert_same(got, want)
 
 
+def test_a_kernel_with_gradients_is_fine():
+    x, q = image(1)
+    kernel = query_kernel(x, relevance_scores(x, q))
+    assert torch.equal(greedy_map(kernel.clone().requires_grad_(), 9), greedy_map(kernel, 9))
+
+
 def test_inference_tensors_are_fine():
     x, q = image(1)
     want = everything(x, q)

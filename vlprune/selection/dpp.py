@@ -75,7 +75,7 @@ def greedy_map(kernel: Tensor, k: int, *, eps: float = 1e-6, candidates: Tensor 
     check_real("eps", eps, 0.0, 1e-3)
     conditions = _check_candidates(candidates, kernel, B, n)
     with exact_float32(kernel.device):
-        matrix = kernel.to(torch.float32)
+        matrix = kernel.detach().to(torch.float32)
 
         def words() -> str:
             b, i, j = (~matrix.isfinite()).nonzero()[0].tolist()
