@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -17,17 +16,12 @@ def program(*arguments, module="vlprune"):
     return subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=120)
 
 
-def test_help_is_quick_and_loads_nothing_heavy():
-    """The best of five, so that a busy machine does not decide."""
-    spent = []
-    for _ in range(5):
-        began = time.perf_counter()
-        done = program("--help")
-        spent.append(time.perf_counter() - began)
-        assert done.returncode == 0
-    for command in ("ask", "demo", "methods", "models"):
-        assert command in done.stdout
-    assert min(spent) < 1
+def test_help_teaches_and_loads_nothing_heavy():
+    """What makes --help quick is what it does not load."""
+    done = program("--help")
+    assert done.returncode == 0
+    for word in ("ask", "demo", "methods", "models", "Start with"):
+        assert word in done.stdout
     heavy = (
         "import sys, vlprune.cli; print(*{'torch', 'transformers', 'matplotlib', 'numpy', 'PIL'} & set(sys.modules))"
     )
