@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vlprune.methods.base import Method
 from vlprune.selection import Selection, relevance_scores, select_script
+from vlprune.selection.dpp import KERNELS
+from vlprune.selection.fusion import RULES
+from vlprune.selection.graph import GRAPHS
 
 if TYPE_CHECKING:
     from vlprune.models import TokenView
     from vlprune.query import Query
 
-CHOICES = {
-    "graph": ("bipartite", "full", "random"),
-    "kernel": ("s_prime", "s"),
-    "fusion": ("released", "supplement", "filter"),
+CHOICES: dict[str, tuple[object, ...]] = {
+    "graph": GRAPHS,
+    "kernel": KERNELS,
+    "fusion": RULES,
     "relevance": ("auto", "llm", "clip"),
     "sign": (None, 1, -1),
 }
