@@ -22,17 +22,8 @@ from transformers import (
 from vlprune.measure import LLMShape, llm_flops, paper_macs, vision_flops
 from vlprune.measure.flops import GATED
 
-SIZES = dict(
-    vocab_size=97,
-    hidden_size=48,
-    intermediate_size=80,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=96,
-)
+from .tiny import SIZES, TOWER
+
 DECODERS = {
     "llama": LlamaConfig(**SIZES),
     "llama, no grouping": LlamaConfig(**{**SIZES, "num_key_value_heads": 6}),
@@ -44,31 +35,9 @@ DECODERS = {
     "phi3": Phi3Config(**SIZES),
 }
 TOWERS = {
-    "clip": CLIPVisionConfig(
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        image_size=32,
-        patch_size=8,
-    ),
-    "siglip": SiglipVisionConfig(
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        image_size=32,
-        patch_size=8,
-    ),
-    "siglip, no head": SiglipVisionConfig(
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        image_size=32,
-        patch_size=8,
-        vision_use_head=False,
-    ),
+    "clip": CLIPVisionConfig(**TOWER),
+    "siglip": SiglipVisionConfig(**TOWER),
+    "siglip, no head": SiglipVisionConfig(**TOWER, vision_use_head=False),
 }
 VICUNA = LLMShape(layers=32, width=4096, inner=11008, heads=32, kv_heads=32, head_width=128, vocabulary=32064)
 
