@@ -1,30 +1,46 @@
-"""How many visual tokens of an image may enter the LLM."""
+"""How many visual tokens of an image or video may enter the LLM."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A number of tokens per image, or a ratio of what the image has: exactly one of the two.
+    """A number of tokens per image or whole video, a ratio of what it has, or a quota for each of its parts.
+
+    `tokens` and `ratio` are for an image or video as a whole: its tiles or frames compete. `per_tile` is for images
+    and `per_frame` for videos, and both may be given: each tile (the base view and the thumbnail are tiles too) or
+    frame keeps that many, or all it has if that is less. With `compete=True` the quotas are added up and the tiles
+    or frames compete for the sum.
 
     >>> Budget(tokens=64).count(576), Budget(ratio=0.25).count(576)
     (64, 144)
     >>> Budget.of(1).count(576), Budget.of(1.0).count(576)   # an int counts tokens, a float is a ratio
     (1, 576)
+    >>> Budget(per_tile=64).shares("image", [576] * 5)   # LLaVA-NeXT in the papers: 2,880 tokens, 320 are kept
+    [64, 64, 64, 64, 64]
     """
 
     tokens: int | None = None
     ratio: float | None = None
+    per_tile: int | None = None
+    per_frame: int | None = None
+    compete: bool = False
 
     def __post_init__(self) -> None:
-        if (self.tokens is None) == (self.ratio is None):
-            raise ValueError("Budget takes exactly one of tokens= and ratio=.")
-        if self.tokens is not None:
-            if isinstance(self.tokens, bool) or not isinstance(self.tokens, int):
-                raise TypeError(f"keep={self.tokens!r}: a number of tokens must be an int.")
-            if self.tokens <= 0:
-                raise ValueError(f"keep={self.tokens}: at least one token must be kept.")
+        quota = self.per_tile is not None or self.per_frame is not None
+        if (self.tokens is not None) + (self.ratio is not None) + quota != 1:
+            raise ValueError("Budget takes exactly one of tokens=, ratio= and a quota (per_tile=, per_frame= or both).")
+        if self.compete and not quota:
+            raise ValueError("compete=True goes with per_tile= or per_frame=; tokens= and ratio= always compete.")
+        for name in ("tokens", "per_tile", "per_frame"):
+            value = getattr(self, name)
+            label = "keep" if name == "tokens" else name
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise TypeError(f"{label}={value!r}: a number of tokens must be an int.")
+            if value is not None and value <= 0:
+                raise ValueError(f"{label}={value}: at least one token must be kept.")
         if self.ratio is not None:
             if isinstance(self.ratio, bool) or not isinstance(self.ratio, float):
                 raise TypeError(f"keep={self.ratio!r}: a ratio must be a float.")
@@ -36,7 +52,7 @@ class Budget:
         """The budget that `keep` means: an int is a number of tokens, a float a ratio in (0, 1].
 
         >>> Budget.of(64)
-        Budget(tokens=64, ratio=None)
+        Budget(tokens=64, ratio=None, per_tile=None, per_frame=None, compete=False)
         """
         if isinstance(keep, Budget):
             return keep
@@ -47,19 +63,46 @@ class Budget:
         return cls(ratio=float(keep))
 
     def count(self, n: int) -> int:
-        """The number of tokens to keep of an image that has `n`: a whole number from 1 to `n`.
+        """The number of tokens to keep of `n` that compete: a whole number from 1 to `n`.
 
-        A ratio is rounded to the nearest whole number (halves up), and never below one token.
+        A ratio is rounded to the nearest whole number (halves up), and never below one token. A quota is that of
+        one tile or frame.
 
-        >>> Budget(ratio=0.1).count(576), Budget(ratio=0.001).count(576)
-        (58, 1)
+        >>> Budget(ratio=0.1).count(576), Budget(ratio=0.001).count(576), Budget(per_tile=64).count(24)
+        (58, 1, 24)
         """
         if self.ratio is not None:
             return min(n, max(1, int(self.ratio * n + 0.5)))
-        assert self.tokens is not None
+        if self.tokens is None:
+            return min(n, self.per_tile or self.per_frame or n)
         if self.tokens > n:
             raise ValueError(f"keep={self.tokens}: the image has only {n} visual tokens.")
         return self.tokens
 
+    def shares(self, kind: str, sizes: Sequence[int], varying: bool = False) -> int | list[int]:
+        """What an "image" or "video" keeps whose parts have these sizes: one number for all, or one for each part.
+
+        Where the sizes of images vary by model (`varying`), one with fewer tokens than asked for keeps all.
+
+        >>> Budget(tokens=99).shares("image", [48], varying=True)
+        48
+        >>> Budget(per_frame=4, compete=True).shares("video", [9, 9])
+        8
+        """
+        if self.tokens is not None or self.ratio is not None:
+            n = sum(sizes)
+            return n if varying and self.tokens is not None and self.tokens > n else self.count(n)
+        quota, name = (self.per_tile, "per_tile") if kind == "image" else (self.per_frame, "per_frame")
+        if quota is None:
+            raise ValueError(f"keep={self}: there is no quota for the {kind} in the prompt; add {name}= to the Budget.")
+        shares = [min(quota, size) for size in sizes]
+        return sum(shares) if self.compete else shares
+
     def __str__(self) -> str:
-        return f"{self.tokens} tokens" if self.tokens is not None else f"{self.ratio:g} of the tokens"
+        if self.tokens is not None:
+            return f"{self.tokens} tokens"
+        if self.ratio is not None:
+            return f"{self.ratio:g} of the tokens"
+        named = (("tile", self.per_tile), ("frame", self.per_frame))
+        quotas = [f"{count} per {name}" for name, count in named if count is not None]
+        return " and ".join(quotas) + (", competing" if self.compete else "")

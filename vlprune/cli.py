@@ -334,7 +334,8 @@ def models() -> None:
     for title in ("family", "classes", "what is pruned", "positions", "relevance", "tested with"):
         table.add_column(title, no_wrap=title in ("family", "classes", "positions"))
     for family in list_families():
-        classes = "\n".join(family.classes)
-        table.add_row(family.name, classes, family.prunes, family.positions, family.relevance, family.tested)
+        classes = "\n".join(family.classes) or "any other with image placeholders"
+        positions = "\n".join(family.positions)
+        table.add_row(family.name, classes, family.prunes, positions, family.relevance, family.tested)
     _console().print(table)
     print("--model takes 'pocket' (comes with vlprune), a folder, or a hub id, such as llava-hf/llava-1.5-7b-hf.")

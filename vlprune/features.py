@@ -1,62 +1,90 @@
 """Encode once, ask many: the vision tower's results by the content of the pixels."""
 
+from __future__ import annotations
+
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vlprune.models.base import Family, Vision
+from vlprune.models.base import Family, Stream, Vision
+
+
+#: What a model's forward reads of an encoder's output.
+READ = ("pooler_output", "deepstack_features")
+
+
+class Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What one encoder returned, and what it encoded."""
+
+    output: Any
+    visions: list[Vision]
+
+    @property
+    def nbytes(self) -> int:
+        own = sum(_bytes(getattr(self.output, name, None)) for name in READ)
+        return own + sum(vision.nbytes for vision in self.visions)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
 class FeatureCache:
     """The most recently used images' features, up to `limit` bytes; a limit of 0 keeps nothing.
 
     >>> cache = FeatureCache(limit=64)
-    >>> cache.put("a", Vision(torch.zeros(2, 4), None)); cache.put("b", Vision(torch.ones(2, 4), None))
-    >>> cache.put("c", Vision(torch.ones(2, 4), None)); cache.get("a") is None, cache.nbytes
+    >>> cache.put("a", torch.zeros(2, 4)); cache.put("b", torch.ones(2, 4)); cache.put("c", torch.ones(2, 4))
+    >>> cache.get("a") is None, cache.nbytes
     (True, 64)
     """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.nbytes = 0
-        self._images: OrderedDict[Hashable, Vision] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Sized] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self._kept)
 
-    def get(self, key: Hashable) -> Vision | None:
-        if key in self._images:
-            self._images.move_to_end(key)
-        return self._images.get(key)
+    def get(self, key: Hashable) -> Any:
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        return self._kept.get(key)
 
-    def put(self, key: Hashable, vision: Vision) -> None:
-        if key in self._images or vision.nbytes > self.limit:
+    def put(self, key: Hashable, value: Sized) -> None:
+        if key in self._kept or value.nbytes > self.limit:
             return
-        tower = vision.tower.clone() if vision.tower is not None else None  # a copy: a view would keep its batch alive
-        self._images[key] = Vision(vision.features.clone(), tower)
-        self.nbytes += vision.nbytes
+        self._kept[key] = value
+        self.nbytes += value.nbytes
         while self.nbytes > self.limit:
-            self.nbytes -= self._images.popitem(last=False)[1].nbytes
+            self.nbytes -= self._kept.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
-        self._images.clear()
+        self._kept.clear()
         self.nbytes = 0
 
 
-def pixel_keys(pixels: Tensor, *more: Hashable) -> list[Hashable]:
-    """One key per image of `pixels` (N, C, H, W): a digest of its bytes, with its shape, dtype, device and `more`.
+def digest(values: Tensor) -> Hashable:
+    """The content of a tensor, with its shape, dtype and device.
 
-    >>> a, b = pixel_keys(torch.stack([torch.zeros(3, 2, 2), torch.ones(3, 2, 2)]))
-    >>> a == pixel_keys(torch.zeros(1, 3, 2, 2))[0], a == b
+    >>> digest(torch.zeros(2)) == digest(torch.zeros(2)), digest(torch.zeros(2)) == digest(torch.ones(2))
     (True, False)
     """
-    rest = (tuple(pixels.shape[1:]), pixels.dtype, pixels.device, *more)
-    images = pixels.detach().cpu().contiguous().flatten(1).view(torch.uint8).numpy()
-    return [(hashlib.blake2b(image.tobytes(), digest_size=20).digest(), rest) for image in images]
+    data = values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(data, digest_size=20).digest(), tuple(values.shape), values.dtype, values.device
 
 
 def weights_stamp(modules: list[nn.Module]) -> Hashable:
@@ -68,36 +96,78 @@ def weights_stamp(modules: list[nn.Module]) -> Hashable:
 def encode(
     family: Family,
     model: Any,
+    stream: Stream,
     compute: Callable[..., Any],
     inputs: dict[str, Any],
+    runs: list[int],
     cache: FeatureCache | None,
-) -> tuple[Any, list[Vision]]:
-    """Run `compute(**inputs)` (the model's own `get_image_features`), or take what the cache has of it.
+) -> Encoded:
+    """Run `compute(**inputs)` (the model's own encoder of a stream), or take what the cache has of it.
 
-    Returns what the model expects back and its parts, one per image. Images that the cache lacks are encoded
-    together; when it has none of them, the call is exactly the model's own. Nothing is cached while gradients
-    are recorded.
+    Where a family can, images are known one by one, and those that the cache lacks are encoded together; when it has
+    none of them, the call is exactly the model's own. Elsewhere a call is known as a whole. Nothing is cached while
+    gradients are recorded.
     """
     encoders = [child for child in model.base_model.children() if child is not model.get_decoder()]
     idle = torch.is_grad_enabled() or any(module.training for module in encoders)
-    if cache is None or cache.limit <= 0 or idle or not family.cacheable(inputs):
+    if cache is None or cache.limit <= 0 or idle:
         output = compute(**inputs)
-        return output, family.read(model, output, inputs)
-    pixels = inputs["pixel_values"]
-    rest = tuple((name, repr(value)) for name, value in sorted(inputs.items()) if name != "pixel_values")
-    keys = pixel_keys(pixels, weights_stamp(encoders), rest)
-    found = [cache.get(key) for key in keys]
+        return Encoded(output, family.read(model, stream, output, inputs, runs))
+    settings = tuple((name, repr(value)) for name, value in sorted(inputs.items()) if not isinstance(value, Tensor))
+    stamp = (stream.kind, weights_stamp(encoders), settings)
+    if family.sliceable(stream, inputs):
+        return _one_by_one(family, model, stream, compute, inputs, runs, cache, stamp)
+    tensors = tuple((name, digest(value)) for name, value in sorted(inputs.items()) if isinstance(value, Tensor))
+    key = (tensors, tuple(runs), stamp)
+    known: Encoded | None = cache.get(key)
+    if known is None:
+        output = compute(**inputs)
+        known = Encoded(lean(output), family.read(model, stream, output, inputs, runs))
+        cache.put(key, known)
+    return known
+
+
+def lean(output: Any) -> Any:
+    """The output of an encoder without the hidden states that the model's forward does not read."""
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    if not hasattr(output, "pooler_output"):
+        return output
+    small = BaseModelOutputWithPooling()
+    for name in READ:
+        if hasattr(output, name):
+            setattr(small, name, getattr(output, name))
+    return small
+
+
+def _one_by_one(
+    family: Family,
+    model: Any,
+    stream: Stream,
+    compute: Callable[..., Any],
+    inputs: dict[str, Any],
+    runs: list[int],
+    cache: FeatureCache,
+    stamp: Hashable,
+) -> Encoded:
+    name = next(name for name in stream.pixels if inputs.get(name) is not None)
+    pixels = inputs[name]
+    keys = [(digest(image), pixels.device, stamp) for image in pixels.detach().cpu()]
+    found: list[Vision | None] = [cache.get(key) for key in keys]
     missing = [i for i, vision in enumerate(found) if vision is None]
     if len(missing) == len(found):
         output = compute(**inputs)
-        visions = family.read(model, output, inputs)
+        visions = family.read(model, stream, output, inputs, runs)
     else:
         visions = [vision for vision in found if vision is not None]
         if missing:
-            rest_inputs = {**inputs, "pixel_values": pixels[missing]}
-            for i, vision in zip(missing, family.read(model, compute(**rest_inputs), rest_inputs)):
+            rest = {**inputs, name: pixels[missing]}
+            for i, vision in zip(missing, family.read(model, stream, compute(**rest), rest, runs)):
                 visions.insert(i, vision)
         output = family.output(visions)
-    for i in missing:
-        cache.put(keys[i], visions[i])
-    return output, visions
+    for i in missing:  # a copy: a view would keep its batch alive
+        vision = visions[i]
+        tower = vision.tower.clone() if vision.tower is not None else None
+        features = vision.features.clone() if vision.features is not None else None
+        cache.put(keys[i], replace(vision, tower=tower, features=features))
+    return Encoded(output, visions)

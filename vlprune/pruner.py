@@ -10,7 +10,6 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from vlprune.features import FeatureCache
 from vlprune.methods.base import Method
 from vlprune.methods.choose import choose
-from vlprune.models.base import Vision, family_of
+from vlprune.models.base import family_of
 from vlprune.models.generation import PromptStreamer, cache_length, padding_mask, setting, shift_lengths, token_ids
 from vlprune.models.layout import (
     ATTRIBUTE,
@@ -33,12 +32,10 @@ from vlprune.models.layout import (
     whole,
     whole_prompt,
 )
-from vlprune.models.probe import probe, see
-from vlprune.models.units import Unit, find_units
+from vlprune.models.probe import Probe, present, probe, see
+from vlprune.models.units import find_units
 from vlprune.query import Questions, check_query, framed
 from vlprune.record import Record
-
-POSITIONS = ("renumbered", "original")
 
 
 def attach(
@@ -62,8 +59,8 @@ def attach(
         method: what to keep, such as `Script(keep=64)`.
         processor: the model's processor or tokenizer; needed to find the question's text, and for `ask_many`.
         query: the question, for all rows or one per row (None for rows without images). By default the last user turn.
-        positions: "renumbered" closes the gaps that dropped tokens leave, "original" keeps every token's position; the
-            default is the family's.
+        positions: "renumbered" closes the gaps that dropped tokens leave, "original" keeps every token's position,
+            "grid" keeps the positions in time, height and width of models that have such; the default is the family's.
         dual_encoder: a `CLIPModel` or `SiglipModel`, a (model, tokenizer) pair, or an id or path, for relevance in the
             space that text and image share.
         cache_bytes: how much memory the vision features of recent images may take; 0 turns that cache off.
@@ -77,11 +74,29 @@ def attach(
 
 
 @dataclass
+class _Prompt:
+    """A shortened prompt: its embeddings (B, S, d), and what the decoder adds at `visual` (B, S) tokens in its first
+    layers, `deep` with one (B, S, d) per layer, empty for most models."""
+
+    embeds: Tensor
+    visual: Tensor
+    deep: list[Tensor]
+
+    def window(self, start: int, stop: int, copies: int) -> "_Prompt":
+        """Its columns from `start` to `stop`, each row `copies` times."""
+
+        def cut(values: Tensor) -> Tensor:
+            return values[:, start:stop].repeat_interleave(copies, dim=0)
+
+        return _Prompt(cut(self.embeds), cut(self.visual), [cut(layer) for layer in self.deep])
+
+
+@dataclass
 class _Call:
-    """One running `generate`: the kept embeddings (None without images) and the caches that already hold them."""
+    """One running `generate`: the kept prompt (None without images) and the caches that already hold it."""
 
     layout: Layout | None = None
-    embeds: Tensor | None = None
+    prompt: _Prompt | None = None
     filled: list[Any] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)
 
@@ -108,22 +123,25 @@ class Pruner:
         if hasattr(model.__dict__.get("generate"), "vlprune"):
             raise RuntimeError("model already has a pruner attached: detach it first.")
         check_query(query)
-        self.positions = self.family.positions if positions is None else positions
-        if self.positions not in POSITIONS:
-            raise ValueError(f"positions={positions!r}: choose from {', '.join(map(repr, POSITIONS))}.")
+        self.positions = self.family.positions[0] if positions is None else positions
+        if self.positions not in self.family.positions:
+            allowed = ", ".join(map(repr, self.family.positions))
+            raise ValueError(f"positions={positions!r}: choose from {allowed} for family {self.family.name!r}.")
         if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 0:
             raise ValueError(f"cache_bytes={cache_bytes!r}: pass a number of bytes, 0 to cache nothing.")
         self.model, self.method, self.processor, self.query = model, method, processor, query
         self.records: list[Record] = []
         self._cache = FeatureCache(cache_bytes)
-        self._placeholder = self.family.placeholder(model)
-        self._questions = Questions(model, method, processor, self._placeholder, dual_encoder)
+        self._placeholders = {stream.placeholder for stream in self.family.streams(model)}
+        self._questions = Questions(model, method, processor, self._placeholders, dual_encoder)
         self._call: _Call | None = None
         self._made: Layout | None = None
+        self._deep: _Prompt | None = None
         self._generate_before = model.__dict__.get("generate")
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
+            model.get_decoder().register_forward_pre_hook(self._before_decoder, with_kwargs=True),
         ]
         model.__dict__["generate"] = self._wrapped(model.generate)
 
@@ -162,17 +180,23 @@ class Pruner:
         `options` go to `generate`, such as `max_new_tokens=20`. Needs the processor; its chat template frames
         each question. Returns one answer per question.
         """
-        inputs = framed(self.processor, image, questions).to(self.model.device)
+        inputs = framed(self.processor, image, questions)
         query, cache = self.query, self._cache
-        self.query = list(questions)
         self._cache = cache if cache.limit > 0 else FeatureCache(float("inf"))
         try:
-            first = {"pixel_values": inputs["pixel_values"][:1]}
-            with torch.no_grad():
-                see(self.model, self.family, inputs["input_ids"][:1], first, self._cache)
-            out = self.model.generate(**inputs, **options)
+            if all(self.family.sliceable(stream, inputs) for stream in present(self.model, self.family, inputs)):
+                first = {"pixel_values": inputs["pixel_values"][:1].to(self.model.device)}
+                with torch.no_grad():
+                    see(self.model, self.family, inputs["input_ids"][:1], first, self._cache)
+                return self._answers(inputs, questions, options)
+            alone = [framed(self.processor, image, [question]) for question in questions]
+            return [self._answers(one, [question], options)[0] for one, question in zip(alone, questions)]
         finally:
             self.query, self._cache = query, cache
+
+    def _answers(self, inputs: Any, questions: Sequence[str], options: dict[str, Any]) -> list[str]:
+        self.query = list(questions)
+        out = self.model.generate(**inputs.to(self.model.device), **options)
         new = out[:, inputs["input_ids"].shape[1] :]
         return [text.strip() for text in self.processor.batch_decode(new, skip_special_tokens=True)]
 
@@ -206,16 +230,16 @@ class Pruner:
     def _opened(self, kwargs: dict[str, Any]) -> _Call:
         """Shorten the prompt in `kwargs`, in place."""
         cache = kwargs.get("past_key_values")
-        seen = self.family.has_vision(kwargs)
+        seen = self._has_vision(kwargs)
         self.records = []
         if not seen and (cache_length(cache) == 0 or not hasattr(cache, ATTRIBUTE)):
             return _Call()
         prompt = token_ids(kwargs).to(self.model.device)  # transformers lets prompts stay on the CPU
         mask = kwargs.get("attention_mask")
         mask = padding_mask(self.model, kwargs, prompt) if mask is None else mask.to(prompt.device)
-        layout, embeds = self._plan(prompt, mask, kwargs, cache)
-        given = kwargs.get("position_ids")
-        places = self._position_ids(layout, mask, given, (mask.long().cumsum(1) - 1).clamp(min=0))
+        counted = (mask.long().cumsum(1) - 1).clamp(min=0)
+        layout, short_prompt = self._plan(prompt, mask, kwargs, cache, counted)
+        places = self._position_ids(layout, mask, kwargs.get("position_ids"), counted)
         for name in self.family.vision_inputs:
             kwargs.pop(name, None)
         shorten_companions(kwargs, layout, mask, prompt.shape)
@@ -225,11 +249,13 @@ class Pruner:
         pad = setting(self.model, kwargs, "pad_token_id")
         filler = pad if isinstance(pad, int) else 0
         short = layout.gather(layout.ids)
-        kwargs["input_ids"] = short.masked_fill((layout.mask == 0) & (short == self._placeholder), filler)
+        for placeholder in self._placeholders:
+            short = short.masked_fill((layout.mask == 0) & (short == placeholder), filler)
+        kwargs["input_ids"] = short
         shift_lengths(self.model, kwargs, layout.after - prompt.shape[1])
         if kwargs.get("streamer") is not None:
             kwargs["streamer"] = PromptStreamer(kwargs["streamer"], prompt)
-        return _Call(layout, embeds)
+        return _Call(layout, short_prompt)
 
     def _closed(self, call: _Call, prompt: Tensor | None, cache: Any, output: Any) -> Any:
         """Put the whole prompt back in front of the new tokens, and note in the cache what it holds."""
@@ -258,13 +284,13 @@ class Pruner:
     def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._call
         if call is not None:
-            if call.embeds is None or any(kwargs.get("past_key_values") is cache for cache in call.filled):
+            if call.prompt is None or any(kwargs.get("past_key_values") is cache for cache in call.filled):
                 return None
             return self._fed(call, args, kwargs)
         self._made = None
         if args:
             kwargs = {**dict(zip(inspect.signature(module.forward).parameters, args)), **kwargs}
-        if self.family.has_vision(kwargs):
+        if self._has_vision(kwargs):
             return (), self._direct(dict(kwargs))
         cache = kwargs.get("past_key_values")
         layout = getattr(cache, ATTRIBUTE, None)
@@ -287,21 +313,24 @@ class Pruner:
     def _fed(self, call: _Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Inside generate: the embeddings of the columns that this forward brings, for every beam of every row."""
         self._check_thread(call)
-        assert call.embeds is not None
+        assert call.prompt is not None
         ids, cache = kwargs.get("input_ids"), kwargs.get("past_key_values")
         if ids is None:  # not the prompt: guidance also runs the model on one of its own, passed by position
             return None
-        start, short = cache_length(cache), call.embeds.shape[1]
+        rows, short = call.prompt.embeds.shape[:2]
+        start = cache_length(cache)
         stop = start + ids.shape[1]
-        copies = ids.shape[0] // call.embeds.shape[0]
-        head = call.embeds[:, start:stop].repeat_interleave(copies, dim=0)
+        part = call.prompt.window(start, stop, ids.shape[0] // rows)
         if cache is not None and stop >= short:
             call.filled.append(cache)
         kwargs = dict(kwargs)
-        tail = ids[:, head.shape[1] :]
+        tail = ids[:, part.embeds.shape[1] :]
         if tail.shape[1]:
-            head = torch.cat([head, self.model.get_input_embeddings()(tail)], dim=1)
-        kwargs["input_ids"], kwargs["inputs_embeds"] = None, head
+            part.embeds = torch.cat([part.embeds, self.model.get_input_embeddings()(tail)], dim=1)
+            part.visual = F.pad(part.visual, (0, tail.shape[1]))
+            part.deep = [F.pad(layer, (0, 0, 0, tail.shape[1])) for layer in part.deep]
+        kwargs["input_ids"], kwargs["inputs_embeds"] = None, part.embeds
+        self._deep = part if part.deep else None
         if self.positions == "original" and cache is None and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = torch.ones_like(ids)  # without a mask, gaps would be read as packed sequences
         return args, kwargs
@@ -314,25 +343,40 @@ class Pruner:
         start, known = cache_length(cache), getattr(cache, ATTRIBUTE, None)
         gone = known.before - known.after if start and known is not None else 0
         mask = ids.new_ones(len(ids), start + gone + ids.shape[1]) if given is None else given
-        layout, embeds = self._plan(ids, mask, kwargs, cache)
-        assert embeds is not None
-        columns = torch.arange(layout.before, device=ids.device).expand(layout.ids.shape)
+        columns = torch.arange(mask.shape[1], device=ids.device).expand(len(ids), -1)
+        layout, prompt = self._plan(ids, mask, kwargs, cache, columns)
+        assert prompt is not None
         places = self._position_ids(layout, mask, kwargs.get("position_ids"), columns)
         for name in self.family.vision_inputs:
             kwargs.pop(name, None)
         shorten_companions(kwargs, layout, mask, ids.shape, start)
         if places is not None:
-            kwargs["position_ids"] = places[:, start:]
+            kwargs["position_ids"] = places[..., start:]
         if given is not None or layout.fillers or (places is not None and start == 0):
             kwargs["attention_mask"] = layout.mask
-        kwargs["input_ids"], kwargs["inputs_embeds"] = None, embeds[:, start:]
+        part = prompt.window(start, layout.after, 1)
+        kwargs["input_ids"], kwargs["inputs_embeds"] = None, part.embeds
+        self._deep = part if part.deep else None
         self._made = layout
         return kwargs
 
+    def _before_decoder(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Give the decoder what the model's own forward would have given it for its visual tokens, had it seen them."""
+        part, self._deep = self._deep, None
+        if part is None:
+            return None
+        deep = [layer[part.visual] for layer in part.deep]
+        return args, {**kwargs, "visual_pos_masks": part.visual, "deepstack_visual_embeds": deep}
+
     # --- what both share ---
 
+    def _has_vision(self, kwargs: dict[str, Any]) -> bool:
+        return bool(present(self.model, self.family, kwargs))
+
     def _position_ids(self, layout: Layout, mask: Tensor, given: Tensor | None, default: Tensor) -> Tensor | None:
-        """(B, S) positions to pass on, or None where the model numbers the shortened prompt itself."""
+        """(B, S) positions to pass on, (4, B, S) on a grid, or None where the model numbers the short prompt itself."""
+        if self.positions == "grid":
+            return layout.on_grid()
         if given is None and self.positions == "renumbered":
             return None
         attention = str(self.model.config.get_text_config()._attn_implementation)
@@ -345,8 +389,13 @@ class Pruner:
             raise ValueError(f"position_ids must have one position per token of the prompt, {tuple(layout.ids.shape)}.")
         return layout.positions(mask, places, renumber=self.positions == "renumbered")
 
-    def _plan(self, ids: Tensor, mask: Tensor, kwargs: dict[str, Any], cache: Any) -> tuple[Layout, Tensor | None]:
-        """Where each token of the shortened prompt comes from, and its embeddings (B, S, d) if the call has images."""
+    def _plan(
+        self, ids: Tensor, mask: Tensor, kwargs: dict[str, Any], cache: Any, default: Tensor
+    ) -> tuple[Layout, _Prompt | None]:
+        """Where each token of the shortened prompt comes from, and the prompt itself if the call has images.
+
+        `default` (B, L) are the positions that the model would give the prompt if it had no images.
+        """
         held = cache_length(cache)
         first: Layout | None = None
         if held:
@@ -360,38 +409,78 @@ class Pruner:
         records = list(first.records) if first is not None else []
         host, real = ids.cpu(), mask.cpu().bool()
         drop = torch.zeros_like(ids, dtype=torch.bool)
-        lost, embeds = [0] * len(host), None
-        if self.family.has_vision(kwargs):
-            units, visions, embeds = self._seen(ids, host, kwargs, start, records)
+        order = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
+        lost, found, begin = [0] * len(host), None, start
+        if self._has_vision(kwargs):
+            found, begin = self._seen(ids, mask, host, kwargs, start)
+            before = {record.row: record.image + 1 for record in records} if begin else {}
+            encoded = [
+                (stream.placeholder, found.found[stream.kind])
+                for stream in self.family.streams(self.model)
+                if stream.kind in found.found
+            ]
+            units = [
+                replace(unit, columns=unit.columns + begin) for unit in find_units(host[:, begin:], encoded, before)
+            ]
+            units = [unit for unit in units if int(unit.columns[0]) >= start]
             rows = [row[keep].tolist() for row, keep in zip(host, real)]
             ask = self._questions.asker(rows, units, self.query)
-            embeds, new = choose(self.method, units, visions, embeds, drop, partial(self.family.grid, self.model), ask)
+            embeds = F.pad(found.embeds, (0, 0, begin, 0))
+            embeds, new = choose(self.method, units, embeds, drop, order, ask, self.family.varying)
+            found = replace(found, embeds=embeds)
             for record in new:
-                lost[record.row] += record.before - record.after
+                gone = record.before - record.after + record.structure[0] - record.structure[1]
+                lost[record.row] += gone
             records += new
         counts = real[:, start:].sum(dim=1).tolist()
-        rest = shorten(ids[:, start:], mask[:, start:], drop[:, start:], lost, counts)
+        rest = shorten(ids[:, start:], mask[:, start:], drop[:, start:], order[:, start:] - start, lost, counts)
         layout = rest if first is None else joined(first, rest, ids)
         if first is None and bool(real.all()) and len(set(lost)) == 1:
             layout = replace(layout, fillers=False)
         self.records = sorted(records, key=lambda record: (record.row, record.image))
         layout = replace(layout, records=tuple(self.records))
-        return layout, layout.gather(embeds) if embeds is not None else None
+        if self.positions == "grid":
+            grid = self._grid(first, kwargs.get("position_ids"), found, begin, default)
+            layout = replace(layout, grid=grid)
+        if found is None:
+            return layout, None
+        visual = torch.zeros_like(drop)
+        for placeholder in self._placeholders:
+            visual |= ids == placeholder
+        deep = [layout.gather(F.pad(layer, (0, 0, begin, 0))) for layer in found.deep or []]
+        return layout, _Prompt(layout.gather(found.embeds), layout.gather(visual) & (layout.mask != 0), deep)
 
-    def _seen(
-        self, ids: Tensor, host: Tensor, kwargs: dict[str, Any], start: int, old: list[Record]
-    ) -> tuple[list[Unit], list[Vision], Tensor]:
-        """The images from column `start` on, and the prompt's merged embeddings (B, L, d)."""
+    def _grid(
+        self, first: Layout | None, given: Tensor | None, found: Probe | None, begin: int, default: Tensor
+    ) -> Tensor:
+        """(3, B, L) the whole prompt's positions in time, height and width, as the plain model would have them."""
+        if given is not None:
+            raise ValueError("position_ids cannot be passed: they are made from the prompt and its images.")
+        new = found.positions if found is not None else None
+        if new is None:
+            new = default[:, begin:] - default[:, begin : begin + 1]
+        new = new.expand(3, -1, -1) if new.ndim == 2 else new[-3:]
+        if first is None or begin == 0:
+            return new
+        assert first.grid is not None
+        return torch.cat([first.grid, first.next_on_grid() + new], dim=2)
+
+    def _seen(self, ids: Tensor, mask: Tensor, host: Tensor, kwargs: dict[str, Any], start: int) -> tuple[Probe, int]:
+        """The prompt's merged embeddings from a column on, and that column: 0, or `start`, up to which a cache holds."""
         inputs = {name: kwargs[name] for name in self.family.vision_inputs if kwargs.get(name) is not None}
-        visions, begin = None, 0
+        known, begin = None, 0
         if start:  # the caller may pass all images again, or the new ones alone
-            visions = see(self.model, self.family, ids, inputs, self._cache)
-            if sum(len(vision.features) for vision in visions) != int((host == self._placeholder).sum()):
+            try:
+                known = see(self.model, self.family, ids, inputs, self._cache)
+            except ValueError:  # a family that goes by stretches of placeholders has too many of them
                 begin = start
-        found = probe(self.model, self.family, ids[:, begin:], inputs, self._cache, visions)
-        lengths = [len(vision.features) for vision in found.visions]
-        before = {record.row: record.image + 1 for record in old} if begin else {}
-        units = find_units(host[:, begin:], self._placeholder, lengths, before)
-        units = [replace(unit, columns=unit.columns + begin) for unit in units]
-        new = [i for i, unit in enumerate(units) if int(unit.columns[0]) >= start]
-        return [units[i] for i in new], [found.visions[i] for i in new], F.pad(found.embeds, (0, 0, begin, 0))
+            else:
+                tokens = sum(vision.shape.length for part in known.values() for vision in part.visions)
+                places = sum(int((host == placeholder).sum()) for placeholder in self._placeholders)
+                begin = 0 if tokens == places else start
+        if self.positions == "grid":  # positions depend on where the images lie
+            inputs["attention_mask"] = mask[:, begin:]
+            types = kwargs.get("mm_token_type_ids")
+            if types is not None:
+                inputs["mm_token_type_ids"] = F.pad(types, (ids.shape[1] - types.shape[1], 0))[:, begin:]
+        return probe(self.model, self.family, ids[:, begin:], inputs, self._cache, known), begin

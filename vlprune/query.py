@@ -20,6 +20,12 @@ FORMAT_HINTS = (
     "Answer yes or no.",
 )
 
+#: Where configs name token ids that are no words.
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "vision_start_token_id", "vision_end_token_id")
+
+#: What processors write between the frames of a video: "<1.5 seconds>" (Qwen3-VL), "Frame2:" (InternVL).
+FRAME_MARKS = (r"<\s*\d+(?:\.\d+)?\s*seconds\s*>", r"\bFrame-?\d+\s*:")
+
 
 @dataclass(frozen=True)
 class Query:
@@ -50,6 +56,8 @@ def clean(text: str, drop: Iterable[str] = ()) -> str:
     for hint in FORMAT_HINTS:
         pieces = re.findall(r"\w+|[^\w\s]", hint)
         text = re.sub(r"(?<!\w)" + r"\s*".join(map(re.escape, pieces[:-1])) + r"\s*\.?(?!\w)", " ", text, flags=re.I)
+    for mark in FRAME_MARKS:
+        text = re.sub(mark, " ", text)
     text = re.sub(r"^\s*USER\s*:|\bASSISTANT\s*:\s*$", " ", text, flags=re.I)
     return " ".join(text.split())
 
@@ -61,12 +69,12 @@ class Questions:
     one, it is what follows the last image, less special tokens, and has no text.
     """
 
-    def __init__(self, model: Any, method: Any, processor: Any, placeholder: int, dual_encoder: Any) -> None:
+    def __init__(self, model: Any, method: Any, processor: Any, placeholders: set[int], dual_encoder: Any) -> None:
         self._embed = model.get_input_embeddings()
         self._tokenizer = getattr(processor, "tokenizer", processor)
         self._turn = _turn_marks(processor)
-        self._placeholder = placeholder
-        self._special = _special_ids(model) | {placeholder}
+        self._placeholders = placeholders
+        self._special = _special_ids(model) | placeholders
         self._warned = False
         self._needed = bool(method.needs_query)
         self._sign: int | None = getattr(method, "sign", None)
@@ -123,7 +131,7 @@ class Questions:
                 raise ValueError(f"query[{row}] is None, but row {row} of the prompt has an image: pass its question.")
             ids: list[int] = []
             if text is None and self._tokenizer is None:
-                last = max(i for i, token in enumerate(rows[row]) if token == self._placeholder)
+                last = max(i for i, token in enumerate(rows[row]) if token in self._placeholders)
                 ids = [token for token in rows[row][last + 1 :] if token not in self._special]
             else:
                 text = text if text is not None else self._last_turn(rows[row])
@@ -140,9 +148,9 @@ class Questions:
 
     def _last_turn(self, ids: list[int]) -> str:
         tokenizer = self._tokenizer
-        image = tokenizer.decode([self._placeholder])
-        special = [token for token in tokenizer.all_special_tokens if token] + [image]
-        text = tokenizer.decode([token for token in ids if token != self._placeholder], skip_special_tokens=False)
+        images = [tokenizer.decode([placeholder]) for placeholder in sorted(self._placeholders)]
+        special = [token for token in tokenizer.all_special_tokens if token] + images
+        text = tokenizer.decode([token for token in ids if token not in self._placeholders], skip_special_tokens=False)
         if self._turn is not None:
             turn = _between(text, *self._turn)
             if turn is not None:
@@ -154,7 +162,7 @@ class Questions:
                     "the text after the last image is taken as the question (pass query= to say it yourself).",
                     stacklevel=2,
                 )
-        last = max((i for i, token in enumerate(ids) if token == self._placeholder), default=-1)
+        last = max((i for i, token in enumerate(ids) if token in self._placeholders), default=-1)
         return clean(tokenizer.decode(ids[last + 1 :], skip_special_tokens=True), special)
 
 
@@ -196,7 +204,7 @@ def check_query(query: Any) -> None:
 def _special_ids(model: Any) -> set[int]:
     special: set[int] = set()
     for config in (model.config, model.config.get_text_config(), model.generation_config):
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        for name in SPECIAL:
             value = getattr(config, name, None)
             special.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
     return special

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from vlprune.models.shape import Part
+
 
 class Stopwatch:
     """Seconds between `start()` and `stop()`; on a GPU by events that are read only when `seconds` is asked for.
@@ -50,13 +52,16 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Record:
-    """One image of the most recent call. Tensors stay on the model's device until you move them.
+    """One image or video of the most recent call. Tensors stay on the model's device until you move them.
 
-    `kept` (m,) are the kept token indices in ascending order; `order` (k,) is the order of choice,
-    `redundancy` (n,) and `relevance` (n,) are scores; each of these three is None where the method has none.
-    `before` and `after` count the image's visual tokens, `grid` is (rows, columns), `row` the batch row and
-    `image` the image's number in that row. `query` is the text that was asked, `source` says whose embeddings
-    gave the relevance ("llm" or "clip") and `sign` the sign that was put on the similarity.
+    The tokens are numbered as a method sees them: without structure (newlines, class tokens). `kept` (m,) are the
+    kept ones in ascending order; `order` (k,) is the order of choice, None where each tile or frame has one of
+    its own; `redundancy`, `relevance` and `ranking` (n,) are scores, None where the method has none. `before` and
+    `after` count the tokens, `structure` counts structural tokens (before, after). `parts` are the tiles or frames,
+    each with its name, grid and tokens; `grid` is (rows, columns) of them all where they make up a grid, else (1, n).
+    `kind` is "image" or "video", `row` the batch row and `image` the number in that row. `query` is the text that was
+    asked, `source` says whose embeddings gave the relevance ("llm" or "clip") and `sign` the sign that was put on the
+    similarity.
 
     >>> from vlprune.record import Record
     >>> record = Record(kept=torch.tensor([0, 3]), before=4, after=2, grid=(2, 2))
@@ -73,6 +78,10 @@ class Record:
     order: Tensor | None = field(default=None, repr=False)
     redundancy: Tensor | None = field(default=None, repr=False)
     relevance: Tensor | None = field(default=None, repr=False)
+    ranking: Tensor | None = field(default=None, repr=False)
+    structure: tuple[int, int] = (0, 0)
+    parts: tuple[Part, ...] = field(default=(), repr=False)
+    kind: str = "image"
     query: str | None = None
     source: str | None = None
     sign: int | None = None
@@ -86,5 +95,5 @@ class Record:
     @property
     def scores(self) -> dict[str, Tensor]:
         """The scores that the method gave, by name, each (n,)."""
-        named = {"redundancy": self.redundancy, "relevance": self.relevance}
+        named = {"redundancy": self.redundancy, "relevance": self.relevance, "ranking": self.ranking}
         return {name: score for name, score in named.items() if score is not None}

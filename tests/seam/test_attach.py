@@ -243,5 +243,5 @@ def test_precomputed_vision_is_pruned_too(model, processor, single):
 def test_families_describe_themselves():
     (family,) = [family for family in vlprune.models.list_families() if family.name == "llava"]
     assert family.classes == ("LlavaForConditionalGeneration",)
-    assert family.positions == "renumbered"
+    assert family.positions == ("renumbered", "original")
     assert all(isinstance(text, str) and text for text in (family.prunes, family.relevance, family.tested))

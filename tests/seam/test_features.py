@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from vlprune import Random, Script, attach
-from vlprune.features import FeatureCache, pixel_keys
-from vlprune.models import Vision
+from vlprune.features import FeatureCache, digest
+from vlprune.models import Vision, squares
 
 from . import reference, tiny
 
@@ -123,9 +123,10 @@ def test_the_byte_limit(model, processor, device, runs):
 
 def test_the_cache_itself():
     cache = FeatureCache(limit=100)
-    cache.put("big", Vision(torch.zeros(100), None))
+    shape = squares("image", "image", 4)
+    cache.put("big", Vision(shape, torch.zeros(100)))
     assert len(cache) == 0
-    cache.put("a", Vision(torch.zeros(4), torch.zeros(4)))
+    cache.put("a", Vision(shape, torch.zeros(4), torch.zeros(4)))
     assert (len(cache), cache.nbytes) == (1, 32)
     assert cache.get("a").tower is not None
     assert cache.get("b") is None
@@ -133,14 +134,13 @@ def test_the_cache_itself():
 
 def test_keys_are_of_content_shape_and_dtype():
     image = torch.rand(1, 3, 4, 4)
-    key = pixel_keys(image)
-    assert key == pixel_keys(image.clone())
-    assert key != pixel_keys(image.to(torch.bfloat16))
-    assert key != pixel_keys(image.reshape(1, 3, 2, 8))
-    assert key != pixel_keys(image, "other weights")
+    key = digest(image)
+    assert key == digest(image.clone())
+    assert key != digest(image.to(torch.bfloat16))
+    assert key != digest(image.reshape(1, 3, 2, 8))
     other = image.clone()
     other[0, 0, 0, 0] += 1e-3
-    assert key != pixel_keys(other)
+    assert key != digest(other)
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 2**20])

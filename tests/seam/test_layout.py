@@ -5,10 +5,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vlprune.models import Vision, squares
 from vlprune.models.layout import frozen, joined, shorten, whole
 from vlprune.models.units import find_units
 
 KIND = {"pad": 0, "text": 1, "drop": 2}
+
+
+def columns(ids):
+    return torch.arange(ids.shape[1]).expand(ids.shape)
+
+
+def images(*lengths):
+    return [(9, [Vision(squares("image", "image", length)) for length in lengths])]
 
 
 @st.composite
@@ -31,7 +40,7 @@ def test_every_kept_token_stays_in_order(drawn):
     mask, drop = (kinds != 0).long(), kinds == 2
     ids = (torch.arange(kinds.numel()).view(kinds.shape) + 1) * mask
     lost, real = drop.sum(1).tolist(), mask.sum(1).tolist()
-    layout = shorten(ids, mask, drop, lost, real)
+    layout = shorten(ids, mask, drop, columns(ids), lost, real)
     short = layout.gather(ids)
     for row in range(len(rows)):
         kept = ids[row][(kinds[row] == 1)].tolist()
@@ -44,15 +53,22 @@ def test_every_kept_token_stays_in_order(drawn):
     assert torch.equal(layout.dropped(mask), drop)
 
 
+def test_tokens_that_change_places():
+    ids = torch.tensor([[1, 2, 3, 4, 5]])
+    places = torch.tensor([[0, 3, 2, 1, 4]])  # 2 and 4 stand in each other's place
+    layout = shorten(ids, torch.ones_like(ids), ids == 3, places, [1], [5])
+    assert layout.gather(ids).tolist() == [[1, 4, 2, 5]]
+
+
 def test_nothing_dropped_is_the_prompt_itself():
     ids = torch.tensor([[0, 3, 0, 4]])
-    layout = shorten(ids, torch.tensor([[0, 1, 0, 1]]), torch.zeros(1, 4, dtype=torch.bool), [0], [2])
+    layout = shorten(ids, torch.tensor([[0, 1, 0, 1]]), torch.zeros(1, 4, dtype=torch.bool), columns(ids), [0], [2])
     assert torch.equal(layout.gather(ids), ids)
 
 
 def test_a_frozen_beginning():
     ids = torch.tensor([[7, 9, 9, 9, 5]])
-    first = shorten(ids, torch.ones_like(ids), ids == 9, [3], [5])
+    first = shorten(ids, torch.ones_like(ids), ids == 9, columns(ids), [3], [5])
     longer = torch.tensor([[7, 9, 9, 9, 5, 6, 8]])
     mask = torch.ones_like(longer)
     part = frozen(first, longer, mask, cached=3)  # 7, 5 and the generated 6
@@ -67,7 +83,7 @@ def test_a_frozen_beginning():
 
 def test_a_frozen_beginning_ends_where_prompts_part():
     ids = torch.tensor([[7, 9, 9, 5, 4]])
-    first = shorten(ids, torch.ones_like(ids), ids == 9, [2], [5])
+    first = shorten(ids, torch.ones_like(ids), ids == 9, columns(ids), [2], [5])
     other = torch.tensor([[7, 9, 9, 6, 6, 6]])
     part = frozen(first, other, torch.ones_like(other), cached=1)
     assert (part.before, part.after) == (3, 1)
@@ -77,11 +93,11 @@ def test_a_frozen_beginning_ends_where_prompts_part():
 
 def test_units():
     ids = torch.tensor([[9, 9, 1, 9, 9, 9, 9], [2, 2, 2, 2, 2, 9, 9]])
-    units = find_units(ids, 9, [2, 2, 2, 2], {0: 1})
+    units = find_units(ids, images(2, 2, 2, 2), {0: 1})
     assert [(unit.row, unit.image, unit.columns.tolist()) for unit in units] == [
         *((0, 1, [0, 1]), (0, 2, [3, 4]), (0, 3, [5, 6]), (1, 0, [5, 6])),
     ]
     with pytest.raises(ValueError, match="8 image placeholders, but the images have 6"):
-        find_units(ids, 9, [2, 2, 2])
+        find_units(ids, images(2, 2, 2))
     with pytest.raises(ValueError, match="whole images"):
-        find_units(ids, 9, [4, 4])
+        find_units(ids, images(4, 4))

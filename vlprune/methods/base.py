@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Chooses visual tokens. `keep` is a number of tokens per image, a ratio in (0, 1], or a `Budget`.
+    """Chooses visual tokens. `keep` is a number of tokens per image or video, a ratio in (0, 1], or a `Budget`.
 
     >>> from vlprune import Random
     >>> Random(keep=0.5).count(576)
@@ -28,6 +28,10 @@ class Method(ABC):
     name: ClassVar[str]
     #: Whether `select` looks at the question. Where it does, a `relevance` field may name its source: "llm" or "clip".
     needs_query: ClassVar[bool] = False
+    #: Whether `select` looks at what the vision tower attends to.
+    needs_attention: ClassVar[bool] = False
+    #: Whether the kept tokens may stand in another order than before.
+    reorders: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         Budget.of(self.keep)
@@ -40,5 +44,6 @@ class Method(ABC):
     def select(self, view: TokenView, query: Query | None) -> Selection:
         """Choose `count(view.n)` tokens of each image of the view; `query` is None unless `needs_query`.
 
-        The answer for one image must not depend on the others in the view.
+        `keep` is a number of tokens here, whatever budget the user gave. The answer for one image must not depend
+        on the others in the view.
         """

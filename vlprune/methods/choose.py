@@ -1,15 +1,18 @@
-"""Let a method choose among the images of one call."""
+"""Let a method choose among the images and videos of one call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from vlprune.budget import Budget
 from vlprune.methods.base import Method
-from vlprune.models.base import TokenView, Vision
+from vlprune.models.base import TokenView
+from vlprune.models.shape import Shape
 from vlprune.record import Record, Stopwatch
 from vlprune.selection import Selection
 
@@ -17,66 +20,167 @@ if TYPE_CHECKING:
     from vlprune.models.units import Unit
     from vlprune.query import Query
 
+    Ask = Callable[[TokenView, list[int]], Query | None]
+
+SCORES = ("redundancy", "relevance", "scores")
+
 
 def choose(
-    method: Method,
-    units: list[Unit],
-    visions: list[Vision],
-    embeds: Tensor,
-    drop: Tensor,
-    grid: Callable[[int], tuple[int, int]],
-    ask: Callable[[TokenView, list[int]], Query | None],
+    method: Method, units: list[Unit], embeds: Tensor, drop: Tensor, places: Tensor, ask: Ask, varying: bool
 ) -> tuple[Tensor, list[Record]]:
-    """One call of the method for all images of equal size.
+    """One call of the method for all images of one shape (or all their tiles or frames of one size).
 
-    `embeds` (B, L, d) is the merged prompt, `units` and `visions` the images in it; `ask(view, rows)` gives
-    the questions of the rows that the view's images lie in. Sets `drop` (B, L) for the tokens that were not
-    chosen. Returns the embeddings, changed where the method changes them, and one record per image.
+    `embeds` (B, L, d) is the merged prompt, `units` the images in it; `ask(view, rows)` gives the questions of the
+    rows that the view's images lie in. Sets `drop` (B, L) for the tokens that go, and `places` (B, L), each token's
+    column, where the method re-orders what it keeps. Returns the embeddings, changed where the method changes them,
+    and one record per image.
     """
     records: list[Record] = []
-    for n in sorted({len(unit.columns) for unit in units}):
-        group = [i for i, unit in enumerate(units) if len(unit.columns) == n]
-        rows = torch.tensor([[units[i].row] for i in group], device=embeds.device)
-        columns = torch.stack([units[i].columns for i in group]).to(embeds.device)
-        towers = [tower for i in group if (tower := visions[i].tower) is not None]
-        with torch.no_grad():
-            tower = torch.stack(towers).to(embeds.device) if len(towers) == len(group) else None
-            view = TokenView(embeds.detach()[rows, columns], grid(n), tower)
-            watch = Stopwatch(embeds.device, share=len(group))
-            watch.start()
-            query = ask(view, [units[i].row for i in group])
-            chosen = method.select(view, query)
-            watch.stop()
-        expected = (len(group), method.count(n))
-        if not isinstance(chosen, Selection) or tuple(chosen.kept.shape) != expected:
-            raise TypeError(f"method {method.name!r} must return a Selection with kept of shape {expected}.")
-        kept = columns.gather(1, chosen.kept)
-        drop[rows, columns] = True
-        drop[rows, kept] = False
-        if chosen.embeddings is not None:
-            embeds = embeds.index_put((rows.expand_as(kept), kept), chosen.embeddings.to(embeds.dtype))
-        records += [_record(units[i], j, view, query, chosen, watch) for j, i in enumerate(group)]
+    shapes: dict[Shape, list[Unit]] = {}
+    for unit in units:
+        shapes.setdefault(unit.vision.shape, []).append(unit)
+    for shape, group in shapes.items():
+        sizes = [len(part) for part in shape.parts]
+        shares = Budget.of(method.keep).shares(shape.kind, sizes, varying)
+        one = _Group(method, shape, group, embeds)
+        one.choose(shares, ask)
+        embeds = one.put(embeds, drop, places)
+        records += one.records()
     return embeds, records
 
 
-def _record(
-    unit: Unit, place: int, view: TokenView, query: Query | None, chosen: Selection, watch: Stopwatch
-) -> Record:
-    def one(scores: Tensor | None) -> Tensor | None:
-        return None if scores is None else scores[place]
+class _Group:
+    """The images of one shape: their candidates' features (U, n, d), and what was chosen of them."""
 
-    return Record(
-        kept=chosen.kept[place],
-        before=view.n,
-        after=chosen.kept.shape[1],
-        grid=view.grid,
-        row=unit.row,
-        image=unit.image,
-        order=one(chosen.order),
-        redundancy=one(chosen.redundancy),
-        relevance=one(chosen.relevance),
-        query=query.texts[place] if query is not None else None,
-        source=query.source if query is not None else None,
-        sign=query.sign if query is not None else None,
-        stopwatch=watch,
-    )
+    def __init__(self, method: Method, shape: Shape, units: list[Unit], embeds: Tensor) -> None:
+        self.method, self.shape, self.units = method, shape, units
+        device = embeds.device
+        self.rows = torch.tensor([[unit.row] for unit in units], device=device)
+        self.columns = torch.stack([unit.columns for unit in units]).to(device)
+        self.candidates = shape.candidates.to(device)
+        self.features = embeds.detach()[self.rows, self.columns[:, self.candidates]]
+        towers = [tower for unit in units if (tower := unit.vision.tower) is not None]
+        self.tower = torch.stack(towers).to(device) if len(towers) == len(units) else None
+        self.watch = Stopwatch(device, share=len(units))
+        self.kept = torch.zeros(len(units), shape.n, dtype=torch.bool, device=device)
+        self.after = [0] * len(units)
+        self.order: Tensor | None = None
+        self.query: Query | None = None
+        self.scores: dict[str, Tensor] = {}
+        self.changes: list[tuple[Tensor, Selection]] = []
+
+    def choose(self, shares: int | list[int], ask: Ask) -> None:
+        """Call the method on whole images, or on all their parts of one size at a time."""
+        n, device = self.shape.n, self.kept.device
+        with torch.no_grad():
+            self.watch.start()
+            if isinstance(shares, int):
+                self._call(torch.arange(n, device=device)[None], self.shape.grid, shares, ask)
+            else:
+                alike: dict[tuple[tuple[int, int], int], list[Tensor]] = {}
+                for part, share in zip(self.shape.parts, shares):
+                    alike.setdefault((part.grid, share), []).append(part.tokens)
+                for (grid, share), tokens in alike.items():
+                    self._call(torch.stack(tokens).to(device), grid, share, ask)
+            self.watch.stop()
+
+    def _call(self, tokens: Tensor, grid: tuple[int, int], share: int, ask: Ask) -> None:
+        """The method on the parts `tokens` (P, p) of every image."""
+        images, (parts, size) = len(self.units), tokens.shape
+        whole = size == self.shape.n  # then the order of choice is the image's own
+
+        def of_parts(values: Tensor) -> Tensor:
+            return values if whole else values[:, tokens].flatten(0, 1)
+
+        view = TokenView(
+            of_parts(self.features),
+            grid,
+            of_parts(self.tower) if self.tower is not None else None,
+            frames=parts if self.shape.kind == "video" else 1,
+        )
+        self.query = ask(view, [unit.row for unit in self.units for _ in range(parts)])
+        chosen = replace(self.method, keep=share).select(view, self.query)
+        expected = (images * parts, share)
+        if not isinstance(chosen, Selection) or (chosen.sizes is None and tuple(chosen.kept.shape) != expected):
+            raise TypeError(f"method {self.method.name!r} must return a Selection with kept of shape {expected}.")
+        at = tokens.repeat(images, 1).gather(1, chosen.kept)  # (U * P, m), numbers among the image's candidates
+        self.kept.scatter_(1, at.view(images, -1), True)
+        sizes = chosen.sizes or (chosen.kept.shape[1],) * len(at)
+        for i, count in enumerate(sizes):
+            self.after[i // parts] += count
+        if whole:
+            self.order = chosen.order
+        for name in SCORES:
+            values = getattr(chosen, name)
+            if values is not None:
+                if name not in self.scores:
+                    self.scores[name] = values.new_zeros(images, self.shape.n)
+                self.scores[name][:, tokens.flatten()] = values.reshape(images, -1)
+        if chosen.embeddings is not None or self.method.reorders:
+            self.changes.append((at, chosen))
+
+    def put(self, embeds: Tensor, drop: Tensor, places: Tensor) -> Tensor:
+        """Write what was chosen into the prompt."""
+        keep = torch.ones_like(self.columns, dtype=torch.bool)
+        keep[:, self.candidates] = self.kept
+        self.stayed = [self.shape.structure] * len(self.units)
+        if self.shape.lines is not None:
+            keep = self._with_structure(keep)
+        drop[self.rows, self.columns] = ~keep
+        for at, chosen in self.changes:
+            each = len(at) // len(self.units)
+            rows = self.rows.repeat_interleave(each, dim=0).expand_as(at)
+            columns = self.columns[:, self.candidates].repeat_interleave(each, dim=0)
+            kept = columns.gather(1, at)
+            if self.method.reorders:
+                places[rows, kept] = kept.sort(dim=1).values
+            if chosen.embeddings is not None:
+                sizes = torch.tensor(chosen.sizes or (at.shape[1],) * len(at))[:, None]
+                real = (torch.arange(at.shape[1]) < sizes).to(at.device)
+                embeds = embeds.index_put((rows[real], kept[real]), chosen.embeddings.to(embeds.dtype)[real])
+        return embeds
+
+    def _with_structure(self, keep: Tensor) -> Tensor:
+        """(U, length): structure stays while a candidate of its line stays."""
+        assert self.shape.lines is not None
+        lines = self.shape.lines.to(keep.device)
+        alive = torch.zeros(len(keep), max(1, int(self.shape.lines.max()) + 1), dtype=torch.int32, device=keep.device)
+        alive.index_add_(1, lines[self.candidates].clamp(min=0), self.kept.int())
+        other = torch.ones(self.shape.length, dtype=torch.bool)
+        other[self.shape.candidates] = False
+        at = other.nonzero()[:, 0].to(keep.device)
+        stays = (lines[at] < 0) | (alive[:, lines[at].clamp(min=0)] > 0)
+        keep[:, at] = stays
+        if bool((self.shape.lines[other] >= 0).any()):  # only then does the count depend on what was chosen
+            self.stayed = stays.sum(dim=1).tolist()
+        return keep
+
+    def records(self) -> list[Record]:
+        """One per image; after `put`."""
+        kept = (~self.kept).int().argsort(dim=1, stable=True)
+        return [self._record(i, unit, kept[i, : self.after[i]]) for i, unit in enumerate(self.units)]
+
+    def _record(self, i: int, unit: Unit, kept: Tensor) -> Record:
+        query, each = self.query, 0 if self.query is None else len(self.query.texts) // len(self.units)
+        return Record(
+            kept=kept,
+            before=self.shape.n,
+            after=self.after[i],
+            grid=self.shape.grid,
+            row=unit.row,
+            image=unit.image,
+            order=None if self.order is None else self.order[i],
+            redundancy=self._score("redundancy", i),
+            relevance=self._score("relevance", i),
+            ranking=self._score("scores", i),
+            structure=(self.shape.structure, self.stayed[i]),
+            parts=self.shape.parts,
+            kind=self.shape.kind,
+            query=query.texts[i * each] if query is not None else None,
+            source=query.source if query is not None else None,
+            sign=query.sign if query is not None else None,
+            stopwatch=self.watch,
+        )
+
+    def _score(self, name: str, i: int) -> Tensor | None:
+        return self.scores[name][i] if name in self.scores else None

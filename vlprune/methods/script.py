@@ -6,12 +6,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vlprune.methods.base import Method
-from vlprune.selection import Selection, relevance_scores, select_script
+from vlprune.selection import (
+    Selection,
+    fuse,
+    graph_keep,
+    graph_scores,
+    greedy_map_features,
+    relevance_scores,
+    select_script,
+)
 from vlprune.selection.dpp import KERNELS
 from vlprune.selection.fusion import RULES
 from vlprune.selection.graph import GRAPHS
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from vlprune.models import TokenView
     from vlprune.query import Query
 
@@ -32,7 +42,8 @@ class Script(Method):
     process; `fusion` how the two agree ("supplement", "released", or "filter", which lets `rho` of the tokens
     through the graph first). `relevance` says whose embeddings compare question and tokens: "clip" (needs
     `attach(..., dual_encoder=)`), "llm", or "auto", which is "clip" where there is a dual encoder. `sign`
-    overrides the sign of the similarity; by default it is the encoder's own, −1 for CLIP.
+    overrides the sign of the similarity; by default it is the encoder's own, −1 for CLIP. With a budget per frame
+    the graph spans the whole video: a token that repeats another frame is redundant.
 
     >>> Script(keep=64).fusion
     'supplement'
@@ -69,15 +80,31 @@ class Script(Method):
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         assert query is not None
+        relevance = relevance_scores(query.image, query.text, sign=query.sign)
+        m = self.count(view.n)
+        if view.frames > 1:
+            return self._by_frames(view, relevance, m)
         return select_script(
             view.features,
             None,
-            self.count(view.n),
+            m,
             tau=self.tau,
             gamma=self.gamma,
             graph=self.graph,
             kernel=self.kernel,
             fusion=self.fusion,
             rho=self.rho,
-            relevance=relevance_scores(query.image, query.text, sign=query.sign),
+            relevance=relevance,
         )
+
+    def _by_frames(self, view: TokenView, relevance: Tensor, m: int) -> Selection:
+        """m of each frame: what repeats another frame is redundant too, so the graph spans the video."""
+        video = view.features.reshape(-1, view.frames * view.n, view.features.shape[2])
+        scores = graph_scores(video, tau=self.tau, gamma=self.gamma, graph=self.graph).view(-1, view.n)
+        filtering = self.fusion == "filter"
+        survivors = graph_keep(scores, max(m, int(self.rho * view.n + 0.5)) if filtering else m)
+        ranks = min(2 * m, view.n) if self.fusion == "supplement" else m
+        candidates = survivors if filtering else None
+        order = greedy_map_features(view.features, relevance, ranks, kind=self.kernel, candidates=candidates)
+        kept = fuse(order, survivors, m, rule=self.fusion)
+        return Selection(kept=kept, order=order, redundancy=scores, relevance=relevance)

@@ -4,7 +4,7 @@
 lose different numbers of tokens) is a filler: it is masked, and lies where the prompt's own padding lies.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ class Layout:
     """`ids` (B, L) the prompt before; `index` (B, S) the column each token came from; `mask` (B, S) 0 where padded.
 
     `fillers` tells, without asking the device, whether `mask` may hold a 0. `records` are the images'
-    records.
+    records. `grid` (3, B, L) are the whole prompt's positions in time, height and width, for models that have such.
     """
 
     ids: Tensor
@@ -27,6 +27,7 @@ class Layout:
     mask: Tensor
     fillers: bool
     records: tuple[Any, ...] = field(default=())
+    grid: Tensor | None = None
 
     @property
     def before(self) -> int:
@@ -52,12 +53,24 @@ class Layout:
         """(B, S) of the positions `places` (B, L): as they were, or less the tokens that are gone before each."""
         return self.gather(places - self.dropped(mask).long().cumsum(1) if renumber else places)
 
+    def on_grid(self) -> Tensor:
+        """(4, B, S) positions: the count of tokens, which the model's mask goes by, then time, height and width."""
+        assert self.grid is not None
+        count = (self.mask.long().cumsum(1) - 1).masked_fill(self.mask == 0, 0)
+        return torch.stack([count, *(self.gather(axis) for axis in self.grid)])
+
+    def next_on_grid(self) -> Tensor:
+        """(B, 1) the position of the token after the prompt, in time, height and width alike."""
+        assert self.grid is not None
+        return self.grid[:, :, -1:].amax(dim=0) + 1
+
     def repeated(self, times: int) -> "Layout":
         """The same for `times` copies of every row, side by side."""
         if times == 1:
             return self
         ids, index, mask = (t.repeat_interleave(times, dim=0) for t in (self.ids, self.index, self.mask))
-        return Layout(ids, index, mask, self.fillers, self.records)
+        grid = None if self.grid is None else self.grid.repeat_interleave(times, dim=1)
+        return Layout(ids, index, mask, self.fillers, self.records, grid)
 
 
 def whole(ids: Tensor, mask: Tensor, records: tuple[Any, ...] = ()) -> Layout:
@@ -70,15 +83,16 @@ def whole(ids: Tensor, mask: Tensor, records: tuple[Any, ...] = ()) -> Layout:
     return Layout(ids, index, mask, True, records)
 
 
-def shorten(ids: Tensor, mask: Tensor, drop: Tensor, lost: list[int], real: list[int]) -> Layout:
+def shorten(ids: Tensor, mask: Tensor, drop: Tensor, places: Tensor, lost: list[int], real: list[int]) -> Layout:
     """Drop columns per row and close the gaps; rows are padded on the left, unless the prompt is on the right.
 
     `mask` (B, L) is 1 for real tokens, `drop` (B, L) is True for real tokens to drop; `lost` and `real` count
-    both per row (the caller knows them, and asking the device would wait for it). Padding that all rows share
-    stays.
+    both per row (the caller knows them, and asking the device would wait for it). `places` (B, L) is each token's
+    column, or another token's where they change places. Padding that all rows share stays.
 
     >>> ids = torch.tensor([[1, 9, 9, 2], [0, 0, 3, 4]])
-    >>> layout = shorten(ids, (ids > 0).long(), ids == 9, lost=[2, 0], real=[4, 2])
+    >>> places = torch.arange(4).expand(2, 4)
+    >>> layout = shorten(ids, (ids > 0).long(), ids == 9, places, lost=[2, 0], real=[4, 2])
     >>> layout.gather(ids), layout.mask
     (tensor([[1, 2],
             [3, 4]]), tensor([[1, 1],
@@ -90,9 +104,9 @@ def shorten(ids: Tensor, mask: Tensor, drop: Tensor, lost: list[int], real: list
     left = [count - gone for count, gone in zip(real, lost)]
     size = max(left) + length - max(real)
     keep = mask.bool() & ~drop
-    # Stable sorts keep the order of tokens; a prompt is padded on the right if all rows begin real and not all end so.
-    front = keep.int().argsort(dim=1, stable=True)[:, length - size :]
-    back = (~keep).int().argsort(dim=1, stable=True)[:, :size]
+    # A prompt is padded on the right if all rows begin real and not all end so.
+    front = torch.where(keep, places + length, places).argsort(dim=1)[:, length - size :]
+    back = torch.where(keep, places, places + length).argsort(dim=1)[:, :size]
     right = (mask[:, 0].bool().all() & ~mask[:, -1].bool().all()) if min(real) < length else None
     index = front if right is None else torch.where(right, back, front)
     kept = torch.where(keep, mask, torch.zeros_like(mask)).gather(1, index)
@@ -135,7 +149,11 @@ def go_on(kwargs: dict[str, Any], layout: Layout, held: int, renumber: bool) -> 
         kwargs["attention_mask"] = torch.cat([front.to(mask.dtype), mask[:, lost + front.shape[1] :]], dim=1)
     elif mask is None and layout.fillers:
         kwargs["attention_mask"] = torch.cat([front, front.new_ones(rows, held + new - front.shape[1])], dim=1)
-    if renumber and places is not None:
+    if layout.grid is not None:
+        if places is None:
+            steps = torch.arange(held - layout.after, held - layout.after + new, device=given.device)
+            kwargs["position_ids"] = (layout.next_on_grid() + steps).expand(3, rows, new)
+    elif renumber and places is not None:
         kwargs["position_ids"] = places - lost
     elif not renumber and places is None:
         columns = torch.arange(held + lost, held + lost + new, device=given.device)
@@ -164,7 +182,12 @@ def frozen(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:
         )
     more = whole(ids[:, end : end + max(0, cached - size)], mask[:, end : end + max(0, cached - size)])
     first = Layout(ids[:, :end], layout.index[:, :size], layout.mask[:, :size], layout.fillers, layout.records)
-    return joined(first, more, ids[:, : end + more.before])
+    both = joined(first, more, ids[:, : end + more.before])
+    if layout.grid is None:
+        return both
+    steps = torch.arange(max(0, both.before - layout.before), device=ids.device)
+    grid = torch.cat([layout.grid, (layout.next_on_grid() + steps).expand(3, rows, -1)], dim=2)
+    return replace(both, grid=grid[:, :, : both.before])
 
 
 def whole_prompt(ids: Tensor, mask: Tensor, known: Layout | None) -> Tensor:

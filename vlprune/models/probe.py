@@ -4,6 +4,7 @@ The model's own base forward runs up to the door of the decoder, where a hook ta
 and leaves. So whatever a family does to merge images into the prompt is done by the family's own code.
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,8 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
-from vlprune.features import FeatureCache, encode
-from vlprune.models.base import Family, Vision
+from vlprune.errors import UnsupportedModel
+from vlprune.features import Encoded, FeatureCache, encode
+from vlprune.models.base import Family, Stream, Vision
+from vlprune.models.units import runs
+
+#: What decoders are called with that the seam knows how to shorten, or that does not depend on the prompt's length.
+KNOWN = ("inputs_embeds", "attention_mask", "position_ids", "visual_pos_masks", "deepstack_visual_embeds")
 
 
 class _Reached(BaseException):
@@ -21,10 +27,16 @@ class _Reached(BaseException):
 
 @dataclass
 class Probe:
-    """`embeds` (B, L, d): the prompt with the visual tokens merged in; `visions`: one per image, in prompt order."""
+    """`embeds` (B, L, d): the prompt with the visual tokens merged in; `positions` as the decoder was to get them.
+
+    `found`: what was encoded, by kind. `deep` (layers, B, L, d) is what the decoder adds to the hidden states of its
+    first layers at visual tokens, None for models that do no such thing.
+    """
 
     embeds: Tensor
-    visions: list[Vision]
+    positions: Tensor | None
+    found: dict[str, list[Vision]]
+    deep: list[Tensor] | None
 
 
 def probe(
@@ -33,69 +45,119 @@ def probe(
     ids: Tensor,
     inputs: dict[str, Any],
     cache: FeatureCache | None = None,
-    visions: list[Vision] | None = None,
+    known: dict[str, Encoded] | None = None,
 ) -> Probe:
-    """Merge the images of `inputs` into `ids` (B, L); with `visions`, from these and not from the tower."""
-    seen: list[Vision] = []
+    """Merge the images of `inputs` into `ids` (B, L); with `known`, from these and not from the tower."""
     reached: dict[str, Any] = {}
 
     def at_decoder(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         reached.update(kwargs)
         raise _Reached
 
-    with _recorded(model, family, cache, seen, visions):
+    with _recorded(model, family, ids, inputs, cache, known) as found:
         handle = model.get_decoder().register_forward_pre_hook(at_decoder, with_kwargs=True)
         try:
             with suppress(_Reached):
                 model.base_model(input_ids=ids, **inputs)
         finally:
             handle.remove()
-    given = family.given(inputs)
-    if not seen and given is not None:
-        seen = family.read(model, given, inputs)
-    return Probe(reached["inputs_embeds"], seen)
+    embeds = reached["inputs_embeds"]
+    _check(model, reached, embeds)
+    positions, mask = reached.get("position_ids"), reached.get("visual_pos_masks")
+    deep = reached.get("deepstack_visual_embeds")
+    if mask is not None and deep is not None:
+        deep = [embeds.new_zeros(embeds.shape).masked_scatter(mask[..., None], part.to(embeds.dtype)) for part in deep]
+    return Probe(embeds, positions, {kind: part.visions for kind, part in found.items()}, deep)
 
 
-def see(model: Any, family: Family, ids: Tensor, inputs: dict[str, Any], cache: FeatureCache | None) -> list[Vision]:
-    """Only run (or recall) the vision side: one `Vision` per image."""
-    given = family.given(inputs)
-    if given is not None:
-        return family.read(model, given, inputs)
-    seen: list[Vision] = []
-    with _recorded(model, family, cache, seen, None, leave=True), suppress(_Reached):
+def see(
+    model: Any, family: Family, ids: Tensor, inputs: dict[str, Any], cache: FeatureCache | None
+) -> dict[str, Encoded]:
+    """Only run (or recall) the vision side: what each encoder made of the inputs, by kind."""
+    with _recorded(model, family, ids, inputs, cache, None, leave=True) as found, suppress(_Reached):
         model.base_model(input_ids=ids, **inputs)
-    return seen
+    return found
+
+
+def present(model: Any, family: Family, inputs: dict[str, Any]) -> list[Stream]:
+    """The streams that a call brings."""
+    given = family.given(inputs)
+    return [
+        stream
+        for stream in family.streams(model)
+        if given.get(stream.kind) is not None or any(inputs.get(name) is not None for name in stream.pixels)
+    ]
 
 
 @contextmanager
 def _recorded(
     model: Any,
     family: Family,
+    ids: Tensor,
+    inputs: dict[str, Any],
     cache: FeatureCache | None,
-    seen: list[Vision],
-    visions: list[Vision] | None,
+    known: dict[str, Encoded] | None,
     leave: bool = False,
-) -> Iterator[None]:
-    """Inside, the base model's `get_image_features` notes what it computes in `seen`."""
-    base = model.base_model
-    before = base.__dict__.get("get_image_features")
-    compute = base.get_image_features
+) -> Iterator[dict[str, Encoded]]:
+    """Inside, the base model's encoders note what they compute; with `leave` the last one leaves the model."""
+    base, given = model.base_model, family.given(inputs)
+    streams = present(model, family, inputs)
+    host = ids.cpu()
+    found: dict[str, Encoded] = {}
+    for stream in streams:
+        if given.get(stream.kind) is not None:
+            output = given[stream.kind]
+            found[stream.kind] = Encoded(
+                output, family.read(model, stream, output, inputs, runs(host, stream.placeholder))
+            )
+    waiting = [stream for stream in streams if stream.kind not in found]
+    before = {stream.encoder: base.__dict__.get(stream.encoder) for stream in waiting}
+    inside: list[str] = []  # an encoder may call another (Qwen3-VL's of videos calls that of images)
 
-    def get_image_features(**inputs: Any) -> Any:
-        if visions is not None:
-            seen.extend(visions)
-            return family.output(visions)
-        output, parts = encode(family, model, compute, inputs, cache)
-        seen.extend(parts)
-        if leave:
-            raise _Reached
-        return output
+    def recording(stream: Stream, compute: Any) -> Any:
+        signature = inspect.signature(compute)
 
-    base.__dict__["get_image_features"] = get_image_features
+        def record(*args: Any, **kwargs: Any) -> Any:
+            if inside:
+                return compute(*args, **kwargs)
+            bound = signature.bind_partial(*args, **kwargs).arguments
+            extra = bound.pop("kwargs", {})
+            inside.append(stream.kind)
+            try:
+                if known is not None:
+                    encoded = known[stream.kind]
+                else:
+                    places = runs(host, stream.placeholder)
+                    encoded = encode(family, model, stream, compute, {**bound, **extra}, places, cache)
+            finally:
+                inside.pop()
+            found[stream.kind] = encoded
+            if leave and len(found) == len(streams):
+                raise _Reached
+            return encoded.output
+
+        return record
+
+    if leave and not waiting:
+        yield found
+        return
+    for stream in waiting:
+        base.__dict__[stream.encoder] = recording(stream, getattr(base, stream.encoder))
     try:
-        yield
+        yield found
     finally:
-        if before is None:
-            del base.__dict__["get_image_features"]
-        else:
-            base.__dict__["get_image_features"] = before
+        for name, original in before.items():
+            if original is None:
+                del base.__dict__[name]
+            else:
+                base.__dict__[name] = original
+
+
+def _check(model: Any, reached: dict[str, Any], embeds: Tensor) -> None:
+    """Refuse a decoder that gets something per token which the seam would leave at the wrong length."""
+    for name, value in reached.items():
+        if name not in KNOWN and isinstance(value, Tensor) and value.shape[:2] == embeds.shape[:2]:
+            raise UnsupportedModel(
+                f"model is a {type(model).__name__}, whose decoder takes {name!r} for every token, "
+                "which vlprune cannot shorten."
+            )

@@ -1,0 +1,46 @@
+"""Any other model with image placeholders and a decoder: each stretch of placeholders is taken for an image."""
+
+import warnings
+from typing import Any
+
+from vlprune.models.base import Family, Stream, Vision, register_family, unsupported
+from vlprune.models.shape import squares
+
+
+def image_token(config: Any) -> int | None:
+    """The token id that stands for a visual token, under whichever name the config has it."""
+    for name in ("image_token_id", "image_token_index"):
+        if isinstance(getattr(config, name, None), int):
+            return getattr(config, name)
+    return None
+
+
+class Generic(Family):
+    name = "generic"
+    classes = ()
+    prunes = "each stretch of image placeholders, as one image"
+    relevance = "llm"
+    tested = "tiny random weights of Gemma3, Idefics3, SmolVLM, PaliGemma and ViP-LLaVA"
+    vision_inputs = ("pixel_values", "pixel_attention_mask", "image_sizes", "mm_encoder_outputs")
+
+    def check(self, model: Any) -> None:
+        base = getattr(model, "base_model", None)
+        fits = hasattr(model, "config") and image_token(model.config) is not None and hasattr(model, "generate")
+        if not (fits and hasattr(base, "get_image_features") and hasattr(model, "get_decoder")):
+            raise unsupported(model)
+        warnings.warn(
+            f"vlprune: {type(model).__name__} has no family of its own; "
+            "family 'generic' takes each stretch of image placeholders for one image.",
+            stacklevel=4,
+        )
+
+    def streams(self, model: Any) -> list[Stream]:
+        placeholder = image_token(model.config)
+        assert placeholder is not None
+        return [Stream("image", ("pixel_values",), "get_image_features", placeholder)]
+
+    def read(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Vision]:
+        return [Vision(squares("image", "image", run)) for run in runs]
+
+
+register_family(Generic())
