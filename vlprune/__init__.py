@@ -13,8 +13,12 @@ if TYPE_CHECKING:  # names load on first use, so that `vlprune --help` does not 
     from vlprune.budget import Budget as Budget
     from vlprune.errors import UnsupportedModel as UnsupportedModel
     from vlprune.methods import DppOnly as DppOnly
+    from vlprune.methods import FastV as FastV
+    from vlprune.methods import PyramidDrop as PyramidDrop
     from vlprune.methods import Random as Random
     from vlprune.methods import Script as Script
+    from vlprune.methods import SparseVLM as SparseVLM
+    from vlprune.methods import SparseVLMPlus as SparseVLMPlus
     from vlprune.methods import get_method as get_method
     from vlprune.methods import list_methods as list_methods
     from vlprune.pruner import Pruner as Pruner
@@ -32,6 +36,10 @@ _HOME = {
     "Script": "methods",
     "Random": "methods",
     "DppOnly": "methods",
+    "FastV": "methods",
+    "PyramidDrop": "methods",
+    "SparseVLM": "methods",
+    "SparseVLMPlus": "methods",
     "get_method": "methods",
     "list_methods": "methods",
 }

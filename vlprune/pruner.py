@@ -19,6 +19,7 @@ from torch import Tensor
 from vlprune.features import FeatureCache
 from vlprune.methods.base import Method
 from vlprune.methods.choose import choose
+from vlprune.methods.inside import parts
 from vlprune.models.base import family_of
 from vlprune.models.generation import PromptStreamer, cache_length, padding_mask, setting, shift_lengths, token_ids
 from vlprune.models.layout import (
@@ -32,8 +33,10 @@ from vlprune.models.layout import (
     whole,
     whole_prompt,
 )
+from vlprune.models.plan import Group, Plan, make_plan, with_stages
 from vlprune.models.probe import Probe, present, probe, see
-from vlprune.models.units import find_units
+from vlprune.models.stages import Stages
+from vlprune.models.units import Unit, find_units
 from vlprune.query import Questions, check_query, framed
 from vlprune.record import Record
 
@@ -76,11 +79,12 @@ def attach(
 @dataclass
 class _Prompt:
     """A shortened prompt: its embeddings (B, S, d), and what the decoder adds at `visual` (B, S) tokens in its first
-    layers, `deep` with one (B, S, d) per layer, empty for most models."""
+    layers, `deep` with one (B, S, d) per layer, empty for most models. `plan` is what the decoder's layers drop."""
 
     embeds: Tensor
     visual: Tensor
     deep: list[Tensor]
+    plan: Plan | None = None
 
     def window(self, start: int, stop: int, copies: int) -> "_Prompt":
         """Its columns from `start` to `stop`, each row `copies` times."""
@@ -88,7 +92,7 @@ class _Prompt:
         def cut(values: Tensor) -> Tensor:
             return values[:, start:stop].repeat_interleave(copies, dim=0)
 
-        return _Prompt(cut(self.embeds), cut(self.visual), [cut(layer) for layer in self.deep])
+        return _Prompt(cut(self.embeds), cut(self.visual), [cut(layer) for layer in self.deep], self.plan)
 
 
 @dataclass
@@ -133,15 +137,21 @@ class Pruner:
         self.records: list[Record] = []
         self._cache = FeatureCache(cache_bytes)
         self._placeholders = {stream.placeholder for stream in self.family.streams(model)}
-        self._questions = Questions(model, method, processor, self._placeholders, dual_encoder)
+        self._first, inside = parts(method)
+        self._questions = Questions(model, self._first, processor, self._placeholders, dual_encoder)
         self._call: _Call | None = None
         self._made: Layout | None = None
         self._deep: _Prompt | None = None
+        self._stages: Stages | None = None
+        if inside is not None:
+            renumber = (self.positions if positions is not None else inside.positions) == "renumbered"
+            self._stages = Stages(model, inside, renumber and "grid" not in self.family.positions, self._cut)
         self._generate_before = model.__dict__.get("generate")
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
             model.get_decoder().register_forward_pre_hook(self._before_decoder, with_kwargs=True),
+            *(self._stages.hooks() if self._stages is not None else []),
         ]
         model.__dict__["generate"] = self._wrapped(model.generate)
 
@@ -253,6 +263,8 @@ class Pruner:
             short = short.masked_fill((layout.mask == 0) & (short == placeholder), filler)
         kwargs["input_ids"] = short
         shift_lengths(self.model, kwargs, layout.after - prompt.shape[1])
+        if self._stages is not None:  # the hooks on the layers are no code to compile
+            kwargs["disable_compile"] = True
         if kwargs.get("streamer") is not None:
             kwargs["streamer"] = PromptStreamer(kwargs["streamer"], prompt)
         return _Call(layout, short_prompt)
@@ -330,7 +342,7 @@ class Pruner:
             part.visual = F.pad(part.visual, (0, tail.shape[1]))
             part.deep = [F.pad(layer, (0, 0, 0, tail.shape[1])) for layer in part.deep]
         kwargs["input_ids"], kwargs["inputs_embeds"] = None, part.embeds
-        self._deep = part if part.deep else None
+        self._hand_over(part)
         if self.positions == "original" and cache is None and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = torch.ones_like(ids)  # without a mask, gaps would be read as packed sequences
         return args, kwargs
@@ -356,17 +368,35 @@ class Pruner:
             kwargs["attention_mask"] = layout.mask
         part = prompt.window(start, layout.after, 1)
         kwargs["input_ids"], kwargs["inputs_embeds"] = None, part.embeds
-        self._deep = part if part.deep else None
+        if part.plan is not None and kwargs.get("labels") is not None:
+            kwargs["labels"] = kwargs["labels"].clone()  # what the layers drop is no target
+        self._hand_over(part, kwargs.get("labels"))
         self._made = layout
         return kwargs
+
+    def _hand_over(self, part: _Prompt, labels: Tensor | None = None) -> None:
+        """What the decoder needs to know of the prompt beside its embeddings."""
+        self._deep = part if part.deep else None
+        if self._stages is not None:
+            self._stages.plan, self._stages.labels = part.plan, labels
 
     def _before_decoder(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give the decoder what the model's own forward would have given it for its visual tokens, had it seen them."""
         part, self._deep = self._deep, None
-        if part is None:
+        cutting = self._stages is not None and self._stages.open(kwargs, part.deep if part is not None else [])
+        if part is None or cutting:
             return None
         deep = [layer[part.visual] for layer in part.deep]
         return args, {**kwargs, "visual_pos_masks": part.visual, "deepstack_visual_embeds": deep}
+
+    def _cut(self, groups: list[Group]) -> None:
+        """The decoder has dropped tokens: say so in the records."""
+        assert self._stages is not None
+        self.records = with_stages(self.records, groups, self._stages.cuts, len(self._stages.layers))
+        if self._call is not None and self._call.layout is not None:
+            self._call.layout = replace(self._call.layout, records=tuple(self.records))
+        elif self._made is not None:
+            self._made = replace(self._made, records=tuple(self.records))
 
     # --- what both share ---
 
@@ -411,6 +441,8 @@ class Pruner:
         drop = torch.zeros_like(ids, dtype=torch.bool)
         order = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
         lost, found, begin = [0] * len(host), None, start
+        units: list[Unit] = []
+        new: list[Record] = []
         if self._has_vision(kwargs):
             found, begin = self._seen(ids, mask, host, kwargs, start)
             before = {record.row: record.image + 1 for record in records} if begin else {}
@@ -426,7 +458,7 @@ class Pruner:
             rows = [row[keep].tolist() for row, keep in zip(host, real)]
             ask = self._questions.asker(rows, units, self.query)
             embeds = F.pad(found.embeds, (0, 0, begin, 0))
-            embeds, new = choose(self.method, units, embeds, drop, order, ask, self.family.varying)
+            embeds, new = choose(self._first, units, embeds, drop, order, ask, self.family.varying)
             found = replace(found, embeds=embeds)
             for record in new:
                 gone = record.before - record.after + record.structure[0] - record.structure[1]
@@ -448,7 +480,11 @@ class Pruner:
         for placeholder in self._placeholders:
             visual |= ids == placeholder
         deep = [layout.gather(F.pad(layer, (0, 0, begin, 0))) for layer in found.deep or []]
-        return layout, _Prompt(layout.gather(found.embeds), layout.gather(visual) & (layout.mask != 0), deep)
+        prompt = _Prompt(layout.gather(found.embeds), layout.gather(visual) & (layout.mask != 0), deep)
+        if self._stages is not None and units:
+            held, depth = first.after if first is not None else 0, len(self._stages.layers)
+            prompt.plan = make_plan(self._stages.method, depth, units, new, layout, held, self.family.varying)
+        return layout, prompt
 
     def _grid(
         self, first: Layout | None, given: Tensor | None, found: Probe | None, begin: int, default: Tensor

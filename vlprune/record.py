@@ -63,6 +63,10 @@ class Record:
     asked, `source` says whose embeddings gave the relevance ("llm" or "clip") and `sign` the sign that was put on the
     similarity.
 
+    A method inside the LLM adds `stages`: (layer, tokens left from that layer on) of each cut, and `entered`, how many
+    entered the LLM, which has `layers` layers; `kept` and `after` are then what the last layers see, and a token
+    that others were merged into stands under its own number.
+
     >>> from vlprune.record import Record
     >>> record = Record(kept=torch.tensor([0, 3]), before=4, after=2, grid=(2, 2))
     >>> record.after, sorted(record.scores)
@@ -85,12 +89,27 @@ class Record:
     query: str | None = None
     source: str | None = None
     sign: int | None = None
+    stages: tuple[tuple[int, Tensor], ...] = field(default=(), repr=False)
+    entered: int | None = None
+    layers: int = 1
     stopwatch: Stopwatch | None = field(default=None, repr=False, compare=False)
 
     @property
     def seconds(self) -> float:
         """Seconds spent on choosing: the query's embedding, the scores and the selection."""
         return self.stopwatch.seconds if self.stopwatch is not None else 0.0
+
+    @property
+    def entering(self) -> int:
+        """How many tokens entered the LLM: how papers count what methods before the LLM keep."""
+        return self.after if self.entered is None else self.entered
+
+    @property
+    def layer_average(self) -> float:
+        """How many tokens a layer of the LLM sees on average: how papers count what methods inside the LLM keep."""
+        sizes = [self.entering, *(len(kept) for _, kept in self.stages)]
+        ends = [*(layer for layer, _ in self.stages), self.layers]
+        return sum(size * (end - begin) for size, begin, end in zip(sizes, [0, *ends], ends)) / self.layers
 
     @property
     def scores(self) -> dict[str, Tensor]:

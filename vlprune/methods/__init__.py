@@ -10,10 +10,27 @@ from typing import Any
 
 from vlprune.methods.base import Method
 from vlprune.methods.dpp_only import DppOnly
+from vlprune.methods.fastv import FastV
+from vlprune.methods.inside import InsideMethod
+from vlprune.methods.pyramiddrop import PyramidDrop
 from vlprune.methods.random import Random
 from vlprune.methods.script import Script
+from vlprune.methods.sparsevlm import SparseVLM, SparseVLMPlus
 
-__all__ = ["DppOnly", "Method", "Random", "Script", "get_method", "list_methods", "register_method"]
+__all__ = [
+    "DppOnly",
+    "FastV",
+    "InsideMethod",
+    "Method",
+    "PyramidDrop",
+    "Random",
+    "Script",
+    "SparseVLM",
+    "SparseVLMPlus",
+    "get_method",
+    "list_methods",
+    "register_method",
+]
 
 _METHODS: dict[str, type[Method]] = {}
 
@@ -24,7 +41,7 @@ def register_method(method: type[Method]) -> type[Method]:
     return method
 
 
-for _method in (Script, Random, DppOnly):
+for _method in (Script, Random, DppOnly, FastV, PyramidDrop, SparseVLM, SparseVLMPlus):
     register_method(_method)
 
 
@@ -37,7 +54,7 @@ def list_methods() -> list[str]:
     """The names of all methods, in alphabetical order.
 
     >>> list_methods()
-    ['dpp_only', 'random', 'script']
+    ['dpp_only', 'fastv', 'pyramiddrop', 'random', 'script', 'sparsevlm', 'sparsevlm_plus']
     """
     return sorted({*_METHODS, *(point.name for point in entry_points(group="vlprune.methods"))})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vlprune.budget import Budget
 from vlprune.selection import Selection
@@ -12,6 +12,16 @@ from vlprune.selection import Selection
 if TYPE_CHECKING:
     from vlprune.models import TokenView
     from vlprune.query import Query
+
+
+class Accounting(NamedTuple):
+    """A budget in both of the ways papers count it, in visual tokens per image.
+
+    `entering` are the tokens that enter the LLM, `layer_average` the mean of those that each of its layers sees.
+    """
+
+    entering: int
+    layer_average: float
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,8 @@ class Method(ABC):
     needs_attention: ClassVar[bool] = False
     #: Whether the kept tokens may stand in another order than before.
     reorders: ClassVar[bool] = False
+    #: Published settings by name, for `get_method(..., preset=)`.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def __post_init__(self) -> None:
         Budget.of(self.keep)
@@ -39,6 +51,29 @@ class Method(ABC):
     def count(self, n: int) -> int:
         """How many of an image's `n` tokens to keep."""
         return Budget.of(self.keep).count(n)
+
+    def accounting(self, n: int, layers: int) -> Accounting:
+        """What the budget comes to for an image of `n` tokens in an LLM of `layers` layers.
+
+        >>> from vlprune import Random
+        >>> Random(keep=64).accounting(576, layers=32)
+        Accounting(entering=64, layer_average=64.0)
+        """
+        m = self.count(n)
+        return Accounting(m, float(m))
+
+    def __add__(self, other: object) -> Method:
+        """This method before the LLM, then one inside it, which sees what this one left.
+
+        >>> from vlprune import FastV, Random
+        >>> (Random(keep=192) + FastV(keep=64)).accounting(576, layers=32)
+        Accounting(entering=192, layer_average=72.0)
+        """
+        from vlprune.methods.inside import InsideMethod, Then
+
+        if isinstance(self, (InsideMethod, Then)) or not isinstance(other, InsideMethod):
+            return NotImplemented
+        return Then(self.keep, self, other)
 
     @abstractmethod
     def select(self, view: TokenView, query: Query | None) -> Selection:

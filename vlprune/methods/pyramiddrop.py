@@ -1,0 +1,42 @@
+"""PyramidDrop: fewer and fewer tokens, in stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from vlprune.budget import Budget
+from vlprune.methods.inside import InsideMethod, check_layers, falling, scaled
+
+
+@dataclass(frozen=True)
+class PyramidDrop(InsideMethod):
+    """PyramidDrop: Accelerating Your Large Vision-Language Models (Xing et al., CVPR 2025).
+
+    After a quarter, a half and three quarters of the layers the tokens of each image become fewer by the same ratio,
+    until `keep` are left. The paper's 50, 25 and 12.5 % of the tokens are `keep=0.125`, the default. At each stage
+    those stay that the prompt's last token would attend to most in the layer that follows, averaged over the heads;
+    positions are numbered anew. `layers` are other layers to cut before, however many.
+
+    >>> PyramidDrop().stages(576, layers=32)
+    ((8, 288), (16, 144), (24, 72))
+    >>> PyramidDrop().accounting(576, layers=32)
+    Accounting(entering=576, layer_average=270.0)
+    """
+
+    keep: int | float | Budget = 0.125
+    layers: tuple[int, ...] | None = None
+
+    name: ClassVar[str] = "pyramiddrop"
+    positions: ClassVar[str] = "renumbered"
+    ahead: ClassVar[bool] = True
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"keep": 0.125}}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_layers("layers", self.layers)
+
+    def stages(self, n: int, layers: int) -> tuple[tuple[int, int], ...]:
+        """Three cuts, or as many as `layers` names."""
+        at = self.layers if self.layers is not None else scaled((8, 16, 24), layers)
+        return tuple(zip(at, falling(n, self.keep, len(at))))

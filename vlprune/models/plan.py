@@ -1,0 +1,143 @@
+"""Where the images lie that are to be cut between a decoder's layers, and what is to be left of them."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlprune.budget import Budget
+from vlprune.models.layout import Layout
+from vlprune.models.units import Unit
+from vlprune.record import Record
+
+
+@dataclass
+class Group:
+    """Images, or tiles or frames, of one size, and what each stage leaves of them.
+
+    `rows` (U, 1) and `columns` (U, n) say where they are in the sequence as it is now, `tokens` (U, n) which of their
+    image's candidates they are; `owners` are the images' places in the batch. `text` (U, T) is True for text behind
+    the image, `host` are the rows on the CPU. `history` collects the tokens that are left after each stage, `scores`
+    the tokens at the first cut and what it went by.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    tokens: Tensor
+    owners: list[tuple[int, int]]
+    steps: tuple[Any, ...]
+    text: Tensor
+    host: list[int] = field(default_factory=list)
+    weights: Tensor | None = None
+    history: list[Tensor] = field(default_factory=list)
+    scores: tuple[Tensor, Tensor] | None = None
+
+    def repeated(self, copies: int, start: int, device: torch.device) -> "Group":
+        """The same on a device, for `copies` of every row side by side, in columns counted from `start`."""
+        rows = (self.rows * copies + torch.arange(copies)).reshape(-1, 1)
+        columns, tokens, text = (
+            part.repeat_interleave(copies, dim=0).to(device) for part in (self.columns - start, self.tokens, self.text)
+        )
+        host = rows[:, 0].tolist()
+        return Group(rows.to(device), columns, tokens, self.owners, self.steps, text, host)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be cut from the columns `start` to `stop` of a prompt; all tensors are on the CPU.
+
+    `last` (B, 1) is the column of each row's last token, `text` (B, T) are columns of text, `real` counts the tokens
+    of each row.
+    """
+
+    groups: list[Group]
+    last: Tensor
+    text: Tensor
+    real: list[int]
+    start: int
+    stop: int
+
+
+def make_plan(
+    method: Any, layers: int, units: list[Unit], records: list[Record], layout: Layout, start: int, varying: bool
+) -> Plan | None:
+    """Where the images that are left in a prompt lie, and what each stage is to keep of them; None if that is all.
+
+    `records` are those of `units`; `start` is the number of columns that a cache holds.
+    """
+    index, mask = layout.index.cpu(), layout.mask.cpu().bool()
+    place = torch.full((len(index), layout.before), -1)
+    place.scatter_(1, index, torch.where(mask, torch.arange(layout.after), -1))
+    left = {(record.row, record.image): record.kept.cpu() for record in records}
+    visual = torch.zeros_like(mask)
+    pools: dict[tuple[int, int], list[tuple[Unit, Tensor, Tensor]]] = {}
+    for unit in units:
+        shape, kept = unit.vision.shape, left[unit.row, unit.image]
+        everywhere = place[unit.row, unit.columns]
+        visual[unit.row, everywhere[everywhere >= 0]] = True
+        own = [kept[torch.isin(kept, part.tokens)] for part in shape.parts]
+        shares = Budget.of(method.keep).shares(shape.kind, [len(part) for part in own], varying)
+        for tokens, share in [(kept, shares)] if isinstance(shares, int) else list(zip(own, shares)):
+            columns, order = place[unit.row, unit.columns[shape.candidates[tokens]]].sort()
+            if len(tokens):
+                pools.setdefault((len(tokens), share), []).append((unit, columns, tokens[order]))
+    last = torch.where(mask, torch.arange(layout.after), -1).amax(dim=1, keepdim=True)
+    text, words = _text_columns(mask & ~visual, start, last)
+    groups = []
+    for (n, share), pool in pools.items():
+        rows = torch.tensor([[unit.row] for unit, _, _ in pool])
+        columns, tokens = (torch.stack(part) for part in list(zip(*pool))[1:])
+        behind = words[rows[:, 0]] & (text[rows[:, 0]] > columns[:, -1:])
+        behind |= ~behind.any(dim=1, keepdim=True) & (text[rows[:, 0]] == last[rows[:, 0]])
+        owners = [(unit.row, unit.image) for unit, _, _ in pool]
+        ratio = Budget.of(method.keep).ratio is not None
+        steps = (method if ratio else replace(method, keep=share)).steps(n, layers)
+        groups.append(Group(rows, columns, tokens, owners, steps, behind))
+    if all(step.keep == group.tokens.shape[1] for group in groups for step in group.steps):
+        return None
+    return Plan(groups, last, text, mask[:, start:].sum(dim=1).tolist(), start, layout.after)
+
+
+def _text_columns(words: Tensor, start: int, last: Tensor) -> tuple[Tensor, Tensor]:
+    """(columns (B, T) of text from `start` on and of the last token, which of these are text and no filling)."""
+    words = words.clone()
+    words[:, :start] = False
+    words.scatter_(1, last, True)
+    size = int(words.sum(dim=1).max())
+    columns = (~words).int().argsort(dim=1, stable=True)[:, :size]
+    real = words.gather(1, columns)
+    return torch.where(real, columns, last), real
+
+
+def with_stages(records: list[Record], groups: list[Group], cuts: list[int], depth: int) -> list[Record]:
+    """The records, with what was kept of their images between the layers."""
+    pools: dict[tuple[int, int], list[tuple[Group, int]]] = {}
+    for group in groups:
+        copies = len(group.rows) // len(group.owners)  # of one row, as for beams: they are alike
+        for i, owner in enumerate(group.owners):
+            pools.setdefault(owner, []).append((group, i * copies))
+    return [
+        _with_stages(record, pools[record.row, record.image], cuts, depth)
+        if (record.row, record.image) in pools
+        else record
+        for record in records
+    ]
+
+
+def _with_stages(record: Record, pools: list[tuple[Group, int]], cuts: list[int], depth: int) -> Record:
+    left = [torch.cat([group.history[s][i] for group, i in pools]).sort().values for s in range(len(cuts))]
+    ranking = record.ranking
+    scored = [(group.scores, i) for group, i in pools if group.scores is not None]
+    if scored:
+        tokens, scores = (torch.cat([pair[k][i] for pair, i in scored]) for k in (0, 1))
+        ranking = scores.new_zeros(record.before).scatter(0, tokens, scores)
+    return replace(
+        record,
+        kept=left[-1],
+        after=len(left[-1]),
+        ranking=ranking,
+        stages=tuple(zip(cuts, left)),
+        entered=record.entering,
+        layers=depth,
+    )
