@@ -1,0 +1,77 @@
+"""Tiny models of six layers, made once."""
+
+import functools
+
+import pytest
+import torch
+from families import llava, others, qwen
+from families.case import IMAGE, Case, clip_tower, grid, llama, noise
+from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+from . import reference
+
+LAYERS = 6
+
+
+class Deep:
+    """More layers than the family's own case has."""
+
+    def config(self):
+        config = super().config()
+        text = config.get_text_config()
+        text.num_hidden_layers = LAYERS
+        if getattr(text, "layer_types", None) is not None:
+            text.layer_types = ["full_attention"] * LAYERS
+        return config
+
+
+class PlainLlava(Case):
+    name, model_class = "llava", LlavaForConditionalGeneration
+
+    def config(self):
+        return LlavaConfig(vision_config=clip_tower(48), text_config=llama(), image_token_id=IMAGE)
+
+    def image(self, seed):
+        return grid("image", "image", 6, 6, noise(1, 3, 48, 48, seed=seed))
+
+
+def deep(case):
+    return type(f"Deep{case.__name__}", (Deep, case), {})()
+
+
+LLAVA = deep(PlainLlava)
+CASES = [LLAVA, *map(deep, (llava.LlavaNext, others.InternVL, qwen.Qwen25VL, qwen.Qwen3VL))]
+
+
+@functools.cache
+def made(case):
+    return case.model()
+
+
+@functools.cache
+def machine(case):
+    return reference.Machine(made(case))
+
+
+def hooks(model):
+    before = [len(module._forward_pre_hooks) for module in model.modules()]
+    return before, [len(module._forward_hooks) for module in (model, model.get_decoder())]
+
+
+@pytest.fixture
+def model(case):
+    """The case's model; a test must leave it as it found it."""
+    model = made(case)
+    found = hooks(model)
+    yield model
+    assert "generate" not in model.__dict__
+    assert hooks(model) == found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """The tensors are so small that a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
