@@ -13,7 +13,7 @@ class LlavaOnevision(Family):
     name = "llava_onevision"
     classes = ("LlavaOnevisionForConditionalGeneration",)
     prunes = "images as llava_next; of a video, the pooled tokens of all frames (its one newline stays)"
-    relevance = "siglip (sign +) with dual_encoder=, else llm"
+    relevance = "clip with dual_encoder= (a SigLIP, sign +), else llm"
     tested = "tiny random weights against an independent reference; 7B-sized random weights on a GPU"
     vision_inputs = (
         *Llava.vision_inputs,
