@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from vlprune.models.attention import watching
 from vlprune.models.base import Family, Stream, Vision
-
 
 #: What a model's forward reads of an encoder's output.
 READ = ("pooler_output", "deepstack_features")
@@ -101,28 +101,34 @@ def encode(
     inputs: dict[str, Any],
     runs: list[int],
     cache: FeatureCache | None,
+    attention: bool = False,
 ) -> Encoded:
     """Run `compute(**inputs)` (the model's own encoder of a stream), or take what the cache has of it.
 
     Where a family can, images are known one by one, and those that the cache lacks are encoded together; when it has
     none of them, the call is exactly the model's own. Elsewhere a call is known as a whole. Nothing is cached while
-    gradients are recorded.
+    gradients are recorded. With `attention` it is also seen what the tower looks at.
     """
+
+    def run(inputs: dict[str, Any]) -> tuple[Any, list[Vision]]:
+        with watching(family.watched(model, stream, inputs) if attention else None) as call:
+            output = compute(**inputs)
+        return output, family.read(model, stream, output, inputs, runs, call)
+
     encoders = [child for child in model.base_model.children() if child is not model.get_decoder()]
     idle = torch.is_grad_enabled() or any(module.training for module in encoders)
     if cache is None or cache.limit <= 0 or idle:
-        output = compute(**inputs)
-        return Encoded(output, family.read(model, stream, output, inputs, runs))
+        return Encoded(*run(inputs))
     settings = tuple((name, repr(value)) for name, value in sorted(inputs.items()) if not isinstance(value, Tensor))
     stamp = (stream.kind, weights_stamp(encoders), settings)
     if family.sliceable(stream, inputs):
-        return _one_by_one(family, model, stream, compute, inputs, runs, cache, stamp)
+        return _one_by_one(family, stream, run, inputs, cache, stamp)
     tensors = tuple((name, digest(value)) for name, value in sorted(inputs.items()) if isinstance(value, Tensor))
     key = (tensors, tuple(runs), stamp)
     known: Encoded | None = cache.get(key)
     if known is None:
-        output = compute(**inputs)
-        known = Encoded(lean(output), family.read(model, stream, output, inputs, runs))
+        output, visions = run(inputs)
+        known = Encoded(lean(output), visions)
         cache.put(key, known)
     return known
 
@@ -142,11 +148,9 @@ def lean(output: Any) -> Any:
 
 def _one_by_one(
     family: Family,
-    model: Any,
     stream: Stream,
-    compute: Callable[..., Any],
+    run: Callable[[dict[str, Any]], tuple[Any, list[Vision]]],
     inputs: dict[str, Any],
-    runs: list[int],
     cache: FeatureCache,
     stamp: Hashable,
 ) -> Encoded:
@@ -156,18 +160,14 @@ def _one_by_one(
     found: list[Vision | None] = [cache.get(key) for key in keys]
     missing = [i for i, vision in enumerate(found) if vision is None]
     if len(missing) == len(found):
-        output = compute(**inputs)
-        visions = family.read(model, stream, output, inputs, runs)
+        output, visions = run(inputs)
     else:
         visions = [vision for vision in found if vision is not None]
         if missing:
-            rest = {**inputs, name: pixels[missing]}
-            for i, vision in zip(missing, family.read(model, stream, compute(**rest), rest, runs)):
+            for i, vision in zip(missing, run({**inputs, name: pixels[missing]})[1]):
                 visions.insert(i, vision)
         output = family.output(visions)
     for i in missing:  # a copy: a view would keep its batch alive
-        vision = visions[i]
-        tower = vision.tower.clone() if vision.tower is not None else None
-        features = vision.features.clone() if vision.features is not None else None
-        cache.put(keys[i], replace(vision, tower=tower, features=features))
+        copies = {name: value.clone() for name, value in visions[i].tensors.items()}
+        cache.put(keys[i], replace(visions[i], **copies))
     return Encoded(output, visions)

@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -137,6 +138,8 @@ class Pruner:
         self.records: list[Record] = []
         self._cache = FeatureCache(cache_bytes)
         self._placeholders = {stream.placeholder for stream in self.family.streams(model)}
+        if dual_encoder is not None and not self.family.twin:
+            raise ValueError(f"dual_encoder: the tower of family {self.family.name!r} has no text twin; leave it out.")
         self._first, inside = parts(method)
         self._questions = Questions(model, self._first, processor, self._placeholders, dual_encoder)
         self._call: _Call | None = None
@@ -195,9 +198,10 @@ class Pruner:
         self._cache = cache if cache.limit > 0 else FeatureCache(float("inf"))
         try:
             if all(self.family.sliceable(stream, inputs) for stream in present(self.model, self.family, inputs)):
+                wanted = self._first.needs_attention
                 first = {"pixel_values": inputs["pixel_values"][:1].to(self.model.device)}
                 with torch.no_grad():
-                    see(self.model, self.family, inputs["input_ids"][:1], first, self._cache)
+                    see(self.model, self.family, inputs["input_ids"][:1], first, self._cache, wanted)
                 return self._answers(inputs, questions, options)
             alone = [framed(self.processor, image, [question]) for question in questions]
             return [self._answers(one, [question], options)[0] for one, question in zip(alone, questions)]
@@ -458,7 +462,8 @@ class Pruner:
             rows = [row[keep].tolist() for row, keep in zip(host, real)]
             ask = self._questions.asker(rows, units, self.query)
             embeds = F.pad(found.embeds, (0, 0, begin, 0))
-            embeds, new = choose(self._first, units, embeds, drop, order, ask, self.family.varying)
+            project = partial(self.family.project, self.model)
+            embeds, new = choose(self._first, units, embeds, drop, order, ask, project, self.family.varying)
             found = replace(found, embeds=embeds)
             for record in new:
                 gone = record.before - record.after + record.structure[0] - record.structure[1]
@@ -502,12 +507,12 @@ class Pruner:
         return torch.cat([first.grid, first.next_on_grid() + new], dim=2)
 
     def _seen(self, ids: Tensor, mask: Tensor, host: Tensor, kwargs: dict[str, Any], start: int) -> tuple[Probe, int]:
-        """The prompt's merged embeddings from a column on, and that column: 0, or `start`, up to which a cache holds."""
+        """The prompt's merged embeddings from a column on, and that column: 0, or `start`, where a cache ends."""
         inputs = {name: kwargs[name] for name in self.family.vision_inputs if kwargs.get(name) is not None}
-        known, begin = None, 0
+        known, begin, wanted = None, 0, self._first.needs_attention
         if start:  # the caller may pass all images again, or the new ones alone
             try:
-                known = see(self.model, self.family, ids, inputs, self._cache)
+                known = see(self.model, self.family, ids, inputs, self._cache, wanted)
             except ValueError:  # a family that goes by stretches of placeholders has too many of them
                 begin = start
             else:
@@ -519,4 +524,4 @@ class Pruner:
             types = kwargs.get("mm_token_type_ids")
             if types is not None:
                 inputs["mm_token_type_ids"] = F.pad(types, (ids.shape[1] - types.shape[1], 0))[:, begin:]
-        return probe(self.model, self.family, ids[:, begin:], inputs, self._cache, known), begin
+        return probe(self.model, self.family, ids[:, begin:], inputs, self._cache, known, wanted), begin

@@ -10,6 +10,7 @@ from torch import Tensor
 from vlprune.measure.flops import Flops, LLMShape, llm_flops
 from vlprune.measure.latency import Clock, Latency
 from vlprune.measure.memory import cache_bytes
+from vlprune.models import family_of
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,10 @@ def measure_generate(
     ids = inputs["input_ids"]
     new = output.sequences[:, ids.shape[1] :]
     batch, prompt = clock.prompt
-    visual = int((ids == model.config.image_token_id).sum())
+    visual = sum(int((ids == stream.placeholder).sum()) for stream in family_of(model).streams(model))
     if pruner is not None:
-        visual -= sum(record.before - record.after for record in pruner.records)
+        for record in pruner.records:
+            visual -= record.before - record.after + record.structure[0] - record.structure[1]
     flops = llm_flops(model, prompt, new.shape[1], batch=batch) if LLMShape.knows(model) else None
     held = cache_bytes(output.past_key_values)
     return Run(new, prompt, visual, flops, held, Latency.median(times))

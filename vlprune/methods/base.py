@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from vlprune.models import TokenView
     from vlprune.query import Query
 
+#: What a view may lack, as an error names it.
+_GIFTS = {
+    "tower": "the vision tower's hidden states",
+    "attention": "the attention inside the vision tower",
+    "keys": "the keys of the vision tower's attention",
+    "project": "the projector from the vision tower to the LLM",
+}
+
 
 class Accounting(NamedTuple):
     """A budget in both of the ways papers count it, in visual tokens per image.
@@ -38,7 +46,7 @@ class Method(ABC):
     name: ClassVar[str]
     #: Whether `select` looks at the question. Where it does, a `relevance` field may name its source: "llm" or "clip".
     needs_query: ClassVar[bool] = False
-    #: Whether `select` looks at what the vision tower attends to.
+    #: Whether `select` looks at the view's `attention`, `keys` or `cls`, which are not computed otherwise.
     needs_attention: ClassVar[bool] = False
     #: Whether the kept tokens may stand in another order than before.
     reorders: ClassVar[bool] = False
@@ -54,6 +62,8 @@ class Method(ABC):
 
     def accounting(self, n: int, layers: int) -> Accounting:
         """What the budget comes to for an image of `n` tokens in an LLM of `layers` layers.
+
+        With a quota per tile or frame: for one tile or frame of `n` tokens.
 
         >>> from vlprune import Random
         >>> Random(keep=64).accounting(576, layers=32)
@@ -82,3 +92,32 @@ class Method(ABC):
         `keep` is a number of tokens here, whatever budget the user gave. The answer for one image must not depend
         on the others in the view.
         """
+
+    def given(self, view: TokenView, field: str) -> Any:
+        """A field of the view that the method cannot do without."""
+        value = getattr(view, field)
+        if value is None:
+            raise ValueError(f"{self.name} needs {_GIFTS[field]} (view.{field}), which this model did not give.")
+        return value
+
+
+@dataclass(frozen=True)
+class QueryMethod(Method):
+    """A method that asks how much each token has to do with the question.
+
+    `relevance` says whose embeddings compare question and tokens: "clip" (needs `attach(..., dual_encoder=)`), "llm",
+    or "auto", which is "clip" where there is a dual encoder. `sign` overrides the sign of the similarity; by default
+    it is the encoder's own, −1 for CLIP.
+    """
+
+    relevance: str = "auto"
+    sign: int | None = None
+
+    needs_query: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, allowed in (("relevance", ("auto", "llm", "clip")), ("sign", (None, 1, -1))):
+            value = getattr(self, field)
+            if value not in allowed or isinstance(value, bool):
+                raise ValueError(f"{field}={value!r}: choose from {', '.join(map(repr, allowed))}.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,14 +26,21 @@ SCORES = ("redundancy", "relevance", "scores")
 
 
 def choose(
-    method: Method, units: list[Unit], embeds: Tensor, drop: Tensor, places: Tensor, ask: Ask, varying: bool
+    method: Method,
+    units: list[Unit],
+    embeds: Tensor,
+    drop: Tensor,
+    places: Tensor,
+    ask: Ask,
+    project: Callable[[Tensor], Tensor],
+    varying: bool,
 ) -> tuple[Tensor, list[Record]]:
     """One call of the method for all images of one shape (or all their tiles or frames of one size).
 
     `embeds` (B, L, d) is the merged prompt, `units` the images in it; `ask(view, rows)` gives the questions of the
-    rows that the view's images lie in. Sets `drop` (B, L) for the tokens that go, and `places` (B, L), each token's
-    column, where the method re-orders what it keeps. Returns the embeddings, changed where the method changes them,
-    and one record per image.
+    rows that the view's images lie in, `project(states)` the tokens of tower states. Sets `drop` (B, L) for the
+    tokens that go, and `places` (B, L), each token's column, where the method re-orders what it keeps. Returns the
+    embeddings, changed where the method changes them, and one record per image.
     """
     records: list[Record] = []
     shapes: dict[Shape, list[Unit]] = {}
@@ -42,7 +49,7 @@ def choose(
     for shape, group in shapes.items():
         sizes = [len(part) for part in shape.parts]
         shares = Budget.of(method.keep).shares(shape.kind, sizes, varying)
-        one = _Group(method, shape, group, embeds)
+        one = _Group(method, shape, group, embeds, project)
         one.choose(shares, ask)
         embeds = one.put(embeds, drop, places)
         records += one.records()
@@ -52,15 +59,23 @@ def choose(
 class _Group:
     """The images of one shape: their candidates' features (U, n, d), and what was chosen of them."""
 
-    def __init__(self, method: Method, shape: Shape, units: list[Unit], embeds: Tensor) -> None:
-        self.method, self.shape, self.units = method, shape, units
+    def __init__(
+        self,
+        method: Method,
+        shape: Shape,
+        units: list[Unit],
+        embeds: Tensor,
+        project: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.method, self.shape, self.units, self.project = method, shape, units, project
         device = embeds.device
         self.rows = torch.tensor([[unit.row] for unit in units], device=device)
         self.columns = torch.stack([unit.columns for unit in units]).to(device)
         self.candidates = shape.candidates.to(device)
         self.features = embeds.detach()[self.rows, self.columns[:, self.candidates]]
-        towers = [tower for unit in units if (tower := unit.vision.tower) is not None]
-        self.tower = torch.stack(towers).to(device) if len(towers) == len(units) else None
+        self.tower, self.attention, self.keys, self.cls = (
+            self._stacked(name, device) for name in ("tower", "attention", "keys", "cls")
+        )
         self.watch = Stopwatch(device, share=len(units))
         self.kept = torch.zeros(len(units), shape.n, dtype=torch.bool, device=device)
         self.after = [0] * len(units)
@@ -68,6 +83,11 @@ class _Group:
         self.query: Query | None = None
         self.scores: dict[str, Tensor] = {}
         self.changes: list[tuple[Tensor, Selection]] = []
+
+    def _stacked(self, name: str, device: torch.device) -> Tensor | None:
+        """What the tower says of each image, (U, n, ...), if it says it of all."""
+        values = [value for unit in self.units if (value := getattr(unit.vision, name)) is not None]
+        return torch.stack(values).to(device) if len(values) == len(self.units) else None
 
     def choose(self, shares: int | list[int], ask: Ask) -> None:
         """Call the method on whole images, or on all their parts of one size at a time."""
@@ -77,29 +97,46 @@ class _Group:
             if isinstance(shares, int):
                 self._call(torch.arange(n, device=device)[None], self.shape.grid, shares, ask)
             else:
-                alike: dict[tuple[tuple[int, int], int], list[Tensor]] = {}
-                for part, share in zip(self.shape.parts, shares):
-                    alike.setdefault((part.grid, share), []).append(part.tokens)
-                for (grid, share), tokens in alike.items():
-                    self._call(torch.stack(tokens).to(device), grid, share, ask)
+                alike: dict[tuple[tuple[int, int], int], list[int]] = {}
+                for i, (part, share) in enumerate(zip(self.shape.parts, shares)):
+                    alike.setdefault((part.grid, share), []).append(i)
+                for (grid, share), parts in alike.items():
+                    tokens = torch.stack([self.shape.parts[i].tokens for i in parts]).to(device)
+                    self._call(tokens, grid, share, ask, parts)
             self.watch.stop()
 
-    def _call(self, tokens: Tensor, grid: tuple[int, int], share: int, ask: Ask) -> None:
-        """The method on the parts `tokens` (P, p) of every image."""
+    def _call(
+        self, tokens: Tensor, grid: tuple[int, int], share: int, ask: Ask, numbers: list[int] | None = None
+    ) -> None:
+        """The method on the parts `tokens` (P, p), of these numbers, of every image; or on the whole of it."""
         images, (parts, size) = len(self.units), tokens.shape
         whole = size == self.shape.n  # then the order of choice is the image's own
 
-        def of_parts(values: Tensor) -> Tensor:
-            return values if whole else values[:, tokens].flatten(0, 1)
+        def of_parts(values: Tensor | None) -> Tensor | None:
+            return values if whole or values is None else values[:, tokens].flatten(0, 1)
 
+        cls = self.cls
+        if cls is not None:
+            if numbers is not None:
+                cls = cls[:, numbers].flatten(0, 1)
+            else:  # the class token of what shows the whole image
+                cls = cls[:, 0] if self.shape.parts[0].name in ("image", "base") else None
+        features = of_parts(self.features)
+        assert features is not None
         view = TokenView(
-            of_parts(self.features),
+            features,
             grid,
-            of_parts(self.tower) if self.tower is not None else None,
+            of_parts(self.tower),
+            of_parts(self.attention),
+            of_parts(self.keys),
+            cls,
+            self.project,
             frames=parts if self.shape.kind == "video" else 1,
         )
         self.query = ask(view, [unit.row for unit in self.units for _ in range(parts)])
-        chosen = replace(self.method, keep=share).select(view, self.query)
+        method = copy.copy(self.method)  # not replace(): the settings were checked with the budget as it was given
+        object.__setattr__(method, "keep", share)
+        chosen = method.select(view, self.query)
         expected = (images * parts, share)
         if not isinstance(chosen, Selection) or (chosen.sizes is None and tuple(chosen.kept.shape) != expected):
             raise TypeError(f"method {self.method.name!r} must return a Selection with kept of shape {expected}.")
@@ -132,11 +169,12 @@ class _Group:
             rows = self.rows.repeat_interleave(each, dim=0).expand_as(at)
             columns = self.columns[:, self.candidates].repeat_interleave(each, dim=0)
             kept = columns.gather(1, at)
+            sizes = torch.tensor(chosen.sizes or (at.shape[1],) * len(at))[:, None]
+            real = (torch.arange(at.shape[1]) < sizes).to(at.device)
             if self.method.reorders:
-                places[rows, kept] = kept.sort(dim=1).values
+                slots = kept.masked_fill(~real, embeds.shape[1]).sort(dim=1).values
+                places[rows[real], kept[real]] = slots[real]
             if chosen.embeddings is not None:
-                sizes = torch.tensor(chosen.sizes or (at.shape[1],) * len(at))[:, None]
-                real = (torch.arange(at.shape[1]) < sizes).to(at.device)
                 embeds = embeds.index_put((rows[real], kept[real]), chosen.embeddings.to(embeds.dtype)[real])
         return embeds
 

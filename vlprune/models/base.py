@@ -5,13 +5,14 @@ A family knows where a model keeps its visual tokens and how they lie. It knows 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from vlprune.errors import UnsupportedModel
+from vlprune.models.attention import Call, Look
 from vlprune.models.shape import Shape
 
 
@@ -55,16 +56,27 @@ class Vision:
     """One image or video after the vision tower.
 
     `shape` says how its tokens lie in the prompt. `tower` (shape.n, d_v) are the hidden states behind those that
-    may be dropped, and `features` (shape.length, d) all its tokens; each None where nobody needs it.
+    may be dropped, `features` (shape.length, d) all its tokens. `attention` (shape.n,) and `keys` (shape.n, d_k) are
+    as in `TokenView`, and `cls` (parts, d_v) the class token of each part. Each is None where it is not there or nobody
+    needs it.
     """
 
     shape: Shape
     tower: Tensor | None = None
     features: Tensor | None = None
+    attention: Tensor | None = None
+    keys: Tensor | None = None
+    cls: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is there, by name."""
+        named = {name: getattr(self, name) for name in ("tower", "features", "attention", "keys", "cls")}
+        return {name: value for name, value in named.items() if value is not None}
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.tower, self.features) if part is not None)
+        return sum(value.nbytes for value in self.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -95,6 +107,8 @@ class Family(ABC):
     vision_inputs: ClassVar[tuple[str, ...]]
     #: Whether images of one model may differ in their number of tokens.
     varying: ClassVar[bool] = True
+    #: Whether the vision tower is that of a published dual encoder, for `attach(..., dual_encoder=)`.
+    twin: ClassVar[bool] = False
 
     def check(self, model: Any) -> None:
         """Raise `UnsupportedModel` where the class fits but this checkpoint's parts do not."""
@@ -107,19 +121,77 @@ class Family(ABC):
         return streams
 
     @abstractmethod
-    def read(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Vision]:
-        """Say what the stream's encoder, called with `inputs`, has encoded: one `Vision` per image or video.
+    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
+        """Say what the stream's encoder, called with `inputs`, has encoded: the shape of each image or video.
 
         In the order of their placeholders. `runs` are the lengths of the stretches of neighbouring placeholders
         in the prompt, for models that tell images apart by nothing else.
         """
+
+    def states(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any]) -> Tensor | None:
+        """The tower's hidden states that the model projects, (images, patches, d_v), if the output has them."""
+        return None
+
+    def arranged(
+        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    ) -> list[Tensor]:
+        """Values of the tower's patches (images, patches, c) as the tokens lie: (shape.n, g · c) for each shape.
+
+        Where the model makes one token of g patches, their values stand side by side.
+        """
+        return list(values)
+
+    def project(self, model: Any, states: Tensor) -> Tensor:
+        """From arranged tower states (B, k, g · d_v) to tokens (B, k, d)."""
+        return model.base_model.multi_modal_projector(states)
+
+    def watched(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
+        """The module of the vision tower whose attention tells what it looks at, None if there is none to watch."""
+        return None
+
+    def looked(self, model: Any, stream: Stream, call: Call, output: Any, inputs: dict[str, Any]) -> Look:
+        """What that module, in that call, made its tokens look at."""
+        raise NotImplementedError
+
+    def read(
+        self,
+        model: Any,
+        stream: Stream,
+        output: Any,
+        inputs: dict[str, Any],
+        runs: list[int],
+        call: Call | None = None,
+    ) -> list[Vision]:
+        """One `Vision` per image or video of the stream; `call` is that of the watched module, if it is wanted."""
+        shapes = self.shapes(model, stream, output, inputs, runs)
+        visions = [Vision(shape) for shape in shapes]
+
+        def with_values(name: str, values: Tensor | None, each: Callable[[Tensor], Tensor]) -> list[Vision]:
+            if values is None:
+                return visions
+            parts = self.arranged(model, stream, values, inputs, shapes)
+            return [replace(vision, **{name: each(part)}) for vision, part in zip(visions, parts)]
+
+        visions = with_values("tower", self.states(model, stream, output, inputs), lambda part: part)
+        if self.sliceable(stream, inputs):
+            visions = [replace(vision, features=image) for vision, image in zip(visions, output.pooler_output)]
+        if call is not None:
+            look = self.looked(model, stream, call, output, inputs)
+            width = look.keys.shape[-1]
+            visions = with_values("attention", look.attention[..., None], lambda part: part.mean(dim=1))
+            visions = with_values("keys", look.keys, lambda part: part.view(len(part), -1, width).mean(dim=1))
+            if look.cls is not None:
+                counts = [len(shape.parts) for shape in shapes]
+                if sum(counts) == len(look.cls):
+                    visions = [replace(one, cls=cls) for one, cls in zip(visions, look.cls.split(counts))]
+        return visions
 
     def given(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """What the caller encoded beforehand and passes in place of pixels: the encoders' outputs by kind."""
         return inputs.get("mm_encoder_outputs") or {}
 
     def sliceable(self, stream: Stream, inputs: dict[str, Any]) -> bool:
-        """Whether each image's features depend on nothing but its own slice of the pixels, and `read` gives them."""
+        """Whether each image's features depend on nothing but its own slice of the pixels."""
         return False
 
     def output(self, visions: list[Vision]) -> Any:

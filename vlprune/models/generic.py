@@ -3,8 +3,8 @@
 import warnings
 from typing import Any
 
-from vlprune.models.base import Family, Stream, Vision, register_family, unsupported
-from vlprune.models.shape import squares
+from vlprune.models.base import Family, Stream, register_family, unsupported
+from vlprune.models.shape import Shape, squares
 
 
 def image_token(config: Any) -> int | None:
@@ -39,8 +39,8 @@ class Generic(Family):
         assert placeholder is not None
         return [Stream("image", ("pixel_values",), "get_image_features", placeholder)]
 
-    def read(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Vision]:
-        return [Vision(squares("image", "image", run)) for run in runs]
+    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
+        return [squares("image", "image", run) for run in runs]
 
 
 register_family(Generic())

@@ -4,8 +4,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from vlprune.models.base import Family, Stream, Vision, register_family
+from vlprune.models.attention import Call, Look, look
+from vlprune.models.base import Family, Stream, register_family
+from vlprune.models.llava import drops_class, feature_layer
 from vlprune.models.shape import Part, Shape, squares
 
 
@@ -31,11 +34,34 @@ class InternVL(Family):
     tested = "tiny random weights against an independent reference; 8B-sized random weights on a GPU"
     vision_inputs = ("pixel_values", "mm_encoder_outputs", "vision_feature_layer", "vision_feature_select_strategy")
 
-    def read(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Vision]:
+    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
         tiles, size = output.pooler_output.shape[:2]
         if any(run % size for run in runs) or sum(runs) != tiles * size:
             raise ValueError(f"input_ids: runs of {runs} image placeholders do not make up tiles of {size} tokens.")
-        return [Vision(tiled(size, run // size)) for run in runs]
+        return [tiled(size, run // size) for run in runs]
+
+    def states(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any]) -> Tensor | None:
+        layer = feature_layer(model, inputs)
+        states = output.last_hidden_state if layer == -1 else output.hidden_states[layer]
+        return None if states is None else states[:, 1:] if drops_class(model, inputs) else states
+
+    def arranged(
+        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    ) -> list[Tensor]:
+        side = round(values.shape[1] ** 0.5)
+        shuffled = model.base_model.pixel_shuffle(
+            values.reshape(len(values), side, side, -1), scale_factor=model.config.downsample_ratio
+        )
+        return list(shuffled.flatten(1, 2).flatten(0, 1).split([shape.n for shape in shapes]))
+
+    def watched(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
+        layer = feature_layer(model, inputs)
+        return model.base_model.vision_tower.encoder.layer[layer if layer < 0 else layer - 1].attention
+
+    def looked(self, model: Any, stream: Stream, call: Call, output: Any, inputs: dict[str, Any]) -> Look:
+        # four patches make a token, and there is one class token: it has no token of its own to become
+        seen = look(self.watched(model, stream, inputs), call.hidden, call.hidden[:, 0])
+        return Look(seen.attention, seen.keys)
 
 
 register_family(InternVL())

@@ -5,25 +5,49 @@ from typing import Any
 from torch import Tensor
 
 from vlprune.errors import UnsupportedModel
-from vlprune.models.base import Family, Stream, Vision, register_family
-from vlprune.models.shape import squares
+from vlprune.models.attention import Call, Look, look
+from vlprune.models.base import Family, Stream, register_family
+from vlprune.models.shape import Shape, squares
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
-def tower_states(model: Any, output: Any, inputs: dict[str, Any]) -> Tensor | None:
-    """The hidden states (images, n, d_v) that the model projects, of what its tower returned; None if it did not."""
-    if output.hidden_states is None:
-        return None
+def feature_layer(model: Any, inputs: dict[str, Any]) -> int:
+    """The layer whose output the model reads (the last, of several), as it counts hidden states."""
     layer = inputs.get("vision_feature_layer")
     layer = model.config.vision_feature_layer if layer is None else layer
-    states = output.hidden_states[layer if isinstance(layer, int) else layer[-1]]
+    return layer if isinstance(layer, int) else layer[-1]
+
+
+def drops_class(model: Any, inputs: dict[str, Any]) -> bool:
+    """Whether the model leaves the tower's class token out."""
     strategy = inputs.get("vision_feature_select_strategy")
-    strategy = model.config.vision_feature_select_strategy if strategy is None else strategy
-    return states[:, 1:] if strategy == "default" else states
+    return (model.config.vision_feature_select_strategy if strategy is None else strategy) == "default"
 
 
-class Llava(Family):
+class Projected(Family):
+    """A tower of the CLIP kind whose hidden states of one layer are projected to tokens."""
+
+    def states(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any]) -> Tensor | None:
+        if output.hidden_states is None:
+            return None
+        states = output.hidden_states[feature_layer(model, inputs)]
+        return states[:, 1:] if drops_class(model, inputs) else states
+
+    def tower(self, model: Any, stream: Stream) -> Any:
+        """The vision tower that sees the stream."""
+        return model.base_model.vision_tower
+
+    def watched(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
+        layer = feature_layer(model, inputs)  # as hidden states are counted: the embeddings are number 0
+        return self.tower(model, stream).encoder.layers[layer if layer < 0 else layer - 1].self_attn
+
+    def looked(self, model: Any, stream: Stream, call: Call, output: Any, inputs: dict[str, Any]) -> Look:
+        cls = output.hidden_states[feature_layer(model, inputs)][:, 0] if drops_class(model, inputs) else None
+        return look(self.watched(model, stream, inputs), call.hidden, cls)
+
+
+class Llava(Projected):
     name = "llava"
     classes = ("LlavaForConditionalGeneration",)
     prunes = "the image tokens after the projector, per image"
@@ -37,6 +61,7 @@ class Llava(Family):
         "vision_feature_select_strategy",
     )
     varying = False
+    twin = True
 
     def check(self, model: Any) -> None:
         tower = model.config.vision_config.model_type
@@ -46,14 +71,12 @@ class Llava(Family):
                 f"family {self.name!r} supports {' and '.join(TOWERS)}."
             )
 
-    def read(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Vision]:
-        images = list(output.pooler_output)
-        tower = tower_states(model, output, inputs)
-        states = list(tower) if tower is not None and len(tower) == len(images) else [None] * len(images)
-        return [Vision(squares("image", "image", len(image)), state, image) for image, state in zip(images, states)]
+    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
+        return [squares("image", "image", len(image)) for image in output.pooler_output]
 
     def sliceable(self, stream: Stream, inputs: dict[str, Any]) -> bool:
-        return inputs.get("image_sizes") is None and inputs["pixel_values"].ndim == 4
+        pixels = inputs.get("pixel_values")
+        return inputs.get("image_sizes") is None and pixels is not None and pixels.ndim == 4
 
 
 register_family(Llava())

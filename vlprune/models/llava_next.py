@@ -4,15 +4,15 @@ How the tokens lie is learnt from the model's own packing: it is run on coordina
 """
 
 import inspect
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vlprune.models.base import Family, Stream, Vision, register_family
-from vlprune.models.llava import Llava, tower_states
+from vlprune.models.base import Stream, register_family
+from vlprune.models.llava import Llava, Projected
 from vlprune.models.shape import Part, Shape, stacked
 
 NEWLINE = -1.0
@@ -30,7 +30,9 @@ def tiles(model: Any, inputs: dict[str, Any]) -> list[Anyres]:
     """The images of a call, from their sizes alone, as the model itself counts their views."""
     from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 
-    sizes: list[tuple[int, int]] = [(int(size[0]), int(size[1])) for size in torch.as_tensor(inputs["image_sizes"])]
+    if inputs.get("image_sizes") is None:
+        raise ValueError("image_sizes must be passed with the images.")
+    sizes = [(int(height), int(width)) for height, width in torch.as_tensor(inputs["image_sizes"]).tolist()]
     whole = inputs.get("batch_num_images")  # LLaVA-OneVision does not tile the images of a prompt with several
     several = [] if whole is None else [int(n) > 1 for n in whole for _ in range(int(n))]
     edge, pins = model.config.vision_config.image_size, model.config.image_grid_pinpoints
@@ -99,58 +101,71 @@ def _shape(coordinates: Tensor, side: int, views: int, wide: int) -> Shape:
     return Shape("image", len(lines), tuple(parts), candidates, lines)
 
 
-def read_images(model: Any, output: Any, inputs: dict[str, Any]) -> list[Vision]:
-    """One vision per image of a call of `get_image_features`."""
-    images = tiles(model, inputs)
-    states = tower_states(model, output, inputs)
-    views = [image.views for image in images]
-    parts = states.split(views) if states is not None and len(states) == sum(views) else [None] * len(images)
-    visions = []
-    for image, part in zip(images, parts):
-        shape = image_shape(model, image)
-        tower = None
-        if part is not None:
-            tower = packed(model, part, image, part.new_zeros(part.shape[2]))[shape.candidates.to(part.device)]
-        visions.append(Vision(shape, tower))
-    return visions
+class Tiled(Projected):
+    """Images in tiles; a subclass adds videos."""
+
+    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
+        return [image_shape(model, image) for image in tiles(model, inputs)]
+
+    def arranged(
+        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    ) -> list[Tensor]:
+        images = tiles(model, inputs)
+        newline = values.new_zeros(values.shape[2])
+        views = values.split([image.views for image in images])
+        lying = [packed(model, part, image, newline) for part, image in zip(views, images)]
+        return [part[shape.candidates.to(part.device)] for part, shape in zip(lying, shapes)]
 
 
-class LlavaNext(Family):
+class LlavaNext(Tiled):
     name = "llava_next"
     classes = ("LlavaNextForConditionalGeneration",)
     prunes = "the tokens of the base view and the tiles; a row's newline stays while a token of the row stays"
     relevance = "clip with dual_encoder=, else llm"
     tested = "tiny random weights against an independent reference; 7B-sized random weights on a GPU"
     vision_inputs = Llava.vision_inputs
-
-    def read(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Vision]:
-        return read_images(model, output, inputs)
+    twin = True
 
 
-class LlavaNextVideo(Family):
+class LlavaNextVideo(Tiled):
     name = "llava_next_video"
     classes = ("LlavaNextVideoForConditionalGeneration",)
     prunes = "images as llava_next; of a video, the pooled tokens of all frames"
     relevance = LlavaNext.relevance
     tested = "tiny random weights against an independent reference"
     vision_inputs = (*Llava.vision_inputs, "pixel_values_videos")
+    twin = True
 
-    def read(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Vision]:
+    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
         if stream.kind == "image":
-            return read_images(model, output, inputs)
-        pixels = inputs.get("pixel_values_videos", inputs.get("pixel_values"))
-        if pixels is None:
-            raise ValueError("videos that were encoded beforehand cannot be pruned: pass pixel_values_videos.")
-        videos, frames = pixels.shape[:2]
+            return super().shapes(model, stream, output, inputs, runs)
+        videos, frames = video_pixels(inputs).shape[:2]
         vision = model.config.vision_config
         side = vision.image_size // vision.patch_size // model.config.spatial_pool_stride
-        shape = stacked("video", "frame", (side, side), frames)
-        states = tower_states(model, output, inputs)
-        if states is None:
-            return [Vision(shape)] * videos
-        return [
-            Vision(shape, tower) for tower in model.base_model.vision_resampler(states).reshape(videos, shape.n, -1)
-        ]
+        return [stacked("video", "frame", (side, side), frames)] * videos
+
+    def arranged(
+        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    ) -> list[Tensor]:
+        if stream.kind == "image":
+            return super().arranged(model, stream, values, inputs, shapes)
+        pool = torch.nn.AvgPool2d(model.config.spatial_pool_stride)  # the model's own may be a convolution
+        return list(on_grid(values, pool).reshape(len(shapes), shapes[0].n, -1))
+
+
+def video_pixels(inputs: dict[str, Any]) -> Tensor:
+    """The pixels (videos, frames, ...) that a video's encoder was called with."""
+    pixels = inputs.get("pixel_values_videos", inputs.get("pixel_values"))
+    if pixels is None:
+        raise ValueError("videos that were encoded beforehand cannot be pruned: pass pixel_values_videos.")
+    return pixels
+
+
+def on_grid(values: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """(frames, n, c) on its square grid, changed as a picture (frames, c, rows, columns), and back in lines."""
+    side = round(values.shape[1] ** 0.5)
+    picture = values.mT.reshape(len(values), -1, side, side)
+    return change(picture).flatten(2).mT
 
 
 register_family(LlavaNext())

@@ -3,17 +3,20 @@
 import math
 from typing import Any
 
-from vlprune.models.base import Family, Stream, Vision, register_family
-from vlprune.models.llava import Llava, tower_states
-from vlprune.models.llava_next import read_images
-from vlprune.models.shape import stacked
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from vlprune.models.base import Stream, register_family
+from vlprune.models.llava import Llava
+from vlprune.models.llava_next import Tiled, on_grid, video_pixels
+from vlprune.models.shape import Shape, stacked
 
 
-class LlavaOnevision(Family):
+class LlavaOnevision(Tiled):
     name = "llava_onevision"
     classes = ("LlavaOnevisionForConditionalGeneration",)
     prunes = "images as llava_next; of a video, the pooled tokens of all frames (its one newline stays)"
-    relevance = "siglip (sign +) with dual_encoder=, else llm"
+    relevance = "clip with dual_encoder= (a SigLIP, sign +), else llm"
     tested = "tiny random weights against an independent reference; 7B-sized random weights on a GPU"
     vision_inputs = (
         *Llava.vision_inputs,
@@ -22,21 +25,29 @@ class LlavaOnevision(Family):
         "vision_aspect_ratio",
         "batch_num_images",
     )
+    twin = True
 
-    def read(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Vision]:
+    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
         if stream.kind == "image":
-            return read_images(model, output, inputs)
-        pixels = inputs.get("pixel_values_videos", inputs.get("pixel_values"))
-        if pixels is None:
-            raise ValueError("videos that were encoded beforehand cannot be pruned: pass pixel_values_videos.")
-        videos, frames = pixels.shape[:2]
-        vision = model.config.vision_config
-        side = math.ceil(vision.image_size // vision.patch_size / 2)
-        shape = stacked("video", "frame", (side, side), frames, extra=1)
-        states = tower_states(model, output, inputs)
-        if states is None:
-            return [Vision(shape)] * videos
-        return [Vision(shape, tower) for tower in model.base_model.apply_pooling(states).reshape(videos, shape.n, -1)]
+            return super().shapes(model, stream, output, inputs, runs)
+        videos, frames = video_pixels(inputs).shape[:2]
+        side = pooled_side(model)
+        return [stacked("video", "frame", (side, side), frames, extra=1)] * videos
+
+    def arranged(
+        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    ) -> list[Tensor]:
+        if stream.kind == "image":
+            return super().arranged(model, stream, values, inputs, shapes)
+        side = pooled_side(model)
+        frames = on_grid(values, lambda picture: interpolate(picture, size=(side, side), mode="bilinear"))
+        return list(frames.reshape(len(shapes), shapes[0].n, -1))
+
+
+def pooled_side(model: Any) -> int:
+    """The rows and columns of a frame after pooling."""
+    vision = model.config.vision_config
+    return math.ceil(vision.image_size // vision.patch_size / 2)
 
 
 register_family(LlavaOnevision())

@@ -46,6 +46,7 @@ def probe(
     inputs: dict[str, Any],
     cache: FeatureCache | None = None,
     known: dict[str, Encoded] | None = None,
+    attention: bool = False,
 ) -> Probe:
     """Merge the images of `inputs` into `ids` (B, L); with `known`, from these and not from the tower."""
     reached: dict[str, Any] = {}
@@ -54,7 +55,7 @@ def probe(
         reached.update(kwargs)
         raise _Reached
 
-    with _recorded(model, family, ids, inputs, cache, known) as found:
+    with _recorded(model, family, ids, inputs, cache, known, attention) as found:
         handle = model.get_decoder().register_forward_pre_hook(at_decoder, with_kwargs=True)
         try:
             with suppress(_Reached):
@@ -71,10 +72,15 @@ def probe(
 
 
 def see(
-    model: Any, family: Family, ids: Tensor, inputs: dict[str, Any], cache: FeatureCache | None
+    model: Any,
+    family: Family,
+    ids: Tensor,
+    inputs: dict[str, Any],
+    cache: FeatureCache | None,
+    attention: bool = False,
 ) -> dict[str, Encoded]:
     """Only run (or recall) the vision side: what each encoder made of the inputs, by kind."""
-    with _recorded(model, family, ids, inputs, cache, None, leave=True) as found, suppress(_Reached):
+    with _recorded(model, family, ids, inputs, cache, None, attention, leave=True) as found, suppress(_Reached):
         model.base_model(input_ids=ids, **inputs)
     return found
 
@@ -97,6 +103,7 @@ def _recorded(
     inputs: dict[str, Any],
     cache: FeatureCache | None,
     known: dict[str, Encoded] | None,
+    attention: bool,
     leave: bool = False,
 ) -> Iterator[dict[str, Encoded]]:
     """Inside, the base model's encoders note what they compute; with `leave` the last one leaves the model."""
@@ -128,7 +135,7 @@ def _recorded(
                     encoded = known[stream.kind]
                 else:
                     places = runs(host, stream.placeholder)
-                    encoded = encode(family, model, stream, compute, {**bound, **extra}, places, cache)
+                    encoded = encode(family, model, stream, compute, {**bound, **extra}, places, cache, attention)
             finally:
                 inside.pop()
             found[stream.kind] = encoded

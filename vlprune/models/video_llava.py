@@ -4,9 +4,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from vlprune.models.base import Family, Stream, Vision, register_family
-from vlprune.models.llava import Llava, tower_states
+from vlprune.models.base import Stream, register_family
+from vlprune.models.llava import Llava, Projected
+from vlprune.models.llava_next import video_pixels
 from vlprune.models.shape import Part, Shape, squares
 
 
@@ -26,7 +28,7 @@ def video_shape(side: int, frames: int) -> Shape:
     return Shape("video", len(lines), parts, candidates, lines)
 
 
-class VideoLlava(Family):
+class VideoLlava(Projected):
     name = "video_llava"
     classes = ("VideoLlavaForConditionalGeneration",)
     prunes = "the patch tokens of an image or of all frames; a frame's class token stays while a token of it stays"
@@ -38,17 +40,20 @@ class VideoLlava(Family):
         image, video = super().streams(model)
         return [Stream(image.kind, ("pixel_values", "pixel_values_images"), image.encoder, image.placeholder), video]
 
-    def read(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Vision]:
+    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
         if stream.kind == "image":
-            tower = tower_states(model, output, inputs)
-            states = [None] * len(output.pooler_output) if tower is None else list(tower)
-            shapes = [squares("image", "image", len(image)) for image in output.pooler_output]
-            return [Vision(shape, state) for shape, state in zip(shapes, states)]
-        pixels = inputs.get("pixel_values_videos")
-        if pixels is None:
-            raise ValueError("videos that were encoded beforehand cannot be pruned: pass pixel_values_videos.")
+            return [squares("image", "image", len(image)) for image in output.pooler_output]
+        pixels = video_pixels(inputs)
         vision = model.config.vision_config
-        return [Vision(video_shape(vision.image_size // vision.patch_size, pixels.shape[1]))] * len(pixels)
+        return [video_shape(vision.image_size // vision.patch_size, pixels.shape[1])] * len(pixels)
+
+    def tower(self, model: Any, stream: Stream) -> Any:
+        return model.base_model.image_tower if stream.kind == "image" else model.base_model.video_tower
+
+    def arranged(
+        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    ) -> list[Tensor]:
+        return list(values.reshape(len(shapes), shapes[0].n, -1))
 
 
 register_family(VideoLlava())

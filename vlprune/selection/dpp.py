@@ -13,6 +13,7 @@ from .checks import (
     finite,
     require,
 )
+from .dispatch import fused_for
 from .greedy import MatrixKernel, VectorKernel, greedy
 from .numerics import exact_float32, take, unit_vectors
 
@@ -40,6 +41,8 @@ def query_kernel(features: Tensor, relevance: Tensor, *, kind: str = "s_prime") 
              [0.3000, 0.2500]]])
     """
     _check_pair(features, relevance, kind)
+    if fast := fused_for(features):
+        return fast.query_kernel(features, relevance, kind=kind)
     with exact_float32(features.device):
         unit, length, r = _checked(features, relevance)
         weight, diagonal = weigh(length, r, kind)
@@ -73,7 +76,10 @@ def greedy_map(kernel: Tensor, k: int, *, eps: float = 1e-6, candidates: Tensor 
     B, n, _ = kernel.shape
     k = check_count("k", k, 1, n, "the number of tokens")
     check_real("eps", eps, 0.0, 1e-3)
-    conditions = _check_candidates(candidates, kernel, B, n)
+    _check_candidates(candidates, kernel, B)
+    if fast := fused_for(kernel):
+        return fast.greedy_map(kernel, k, eps=eps, candidates=candidates)
+    conditions = _allowed_candidates(candidates, n)
     with exact_float32(kernel.device):
         matrix = kernel.detach().to(torch.float32)
 
@@ -120,7 +126,10 @@ def greedy_map_features(
     B, n, _ = features.shape
     k = check_count("k", k, 1, n, "the number of tokens")
     check_real("eps", eps, 0.0, 1e-3)
-    conditions = _check_candidates(candidates, features, B, n)
+    _check_candidates(candidates, features, B)
+    if fast := fused_for(features):
+        return fast.greedy_map_features(features, relevance, k, kind=kind, eps=eps, candidates=candidates)
+    conditions = _allowed_candidates(candidates, n)
     with exact_float32(features.device):
         unit, length, r = _checked(features, relevance, conditions)
         weight, diagonal = weigh(length, r, kind)
@@ -209,10 +218,15 @@ def _checked(
     return unit, length, r
 
 
-def _check_candidates(candidates: Tensor | None, like: Tensor, B: int, n: int) -> list[Condition]:
+def _check_candidates(candidates: Tensor | None, like: Tensor, B: int) -> None:
+    if candidates is not None:
+        check_indices("candidates", candidates, "B c", like=like, B=B)
+
+
+def _allowed_candidates(candidates: Tensor | None, n: int) -> list[Condition]:
+    """The condition that candidates are distinct tokens."""
     if candidates is None:
         return []
-    check_indices("candidates", candidates, "B c", like=like, B=B)
     ranked = candidates.sort(dim=1).values
 
     def words() -> str:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_choice, check_count, check_real, check_tensor, finite, require
+from .dispatch import fused_for
 from .numerics import TIE, ascending, exact_float32, unit_vectors
 
 GRAPHS = ("bipartite", "full", "random")
@@ -37,6 +38,8 @@ def graph_scores(features: Tensor, *, tau: float = 0.3, gamma: float = 5.0, grap
     """
     check_tensor("features", features, "B n d")
     check_graph(tau, gamma, graph)
+    if fast := fused_for(features):
+        return fast.graph_scores(features, tau=tau, gamma=gamma, graph=graph)
     with exact_float32(features.device):
         x = features.to(torch.float32)
         unit, length = unit_vectors(x)
@@ -59,6 +62,8 @@ def graph_keep(scores: Tensor, keep: int) -> Tensor:
     """
     check_tensor("scores", scores, "B n")
     keep = check_count("keep", keep, 1, scores.shape[1], "the number of tokens")
+    if fast := fused_for(scores):
+        return fast.graph_keep(scores, keep)
     values = scores.to(torch.float32)
     require(finite("scores", values, "B n"))
     return least(values, keep)

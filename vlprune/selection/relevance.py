@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .checks import Condition, check_choice, check_tensor, finite, require
+from .dispatch import fused_for
 from .numerics import TIE, exact_float32, unit_vectors, wide
 
 
@@ -28,6 +29,8 @@ def relevance_scores(features: Tensor, query: Tensor, *, query_mask: Tensor | No
     """
     check_tensor("features", features, "B n d")
     check_query(features, query, query_mask, sign)
+    if fast := fused_for(features):
+        return fast.relevance_scores(features, query, query_mask=query_mask, sign=sign)
     with exact_float32(features.device):
         x = features.to(torch.float32)
         unit, length = unit_vectors(x)

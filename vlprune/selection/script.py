@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_choice, check_count, check_real, check_tensor, finite, require
+from .dispatch import fused_for
 from .dpp import KERNELS, allowed_relevance, check_relevance, greedy_units, weigh, worth_a_matrix
 from .fusion import RULES, fuse
 from .graph import check_graph, least, redundancy
@@ -62,17 +63,34 @@ def select_script(
         raise ValueError(f"rho must be above 0 and at most 1, got {rho!r}.")
     if (query is None) == (relevance is None):
         raise ValueError("Exactly one of query and relevance must be given.")
+    if query is not None:
+        check_query(features, query, query_mask, sign)
+    elif relevance is not None:
+        check_relevance(features, relevance)
+    if fast := fused_for(features):
+        return fast.select_script(
+            features,
+            query,
+            m,
+            tau=tau,
+            gamma=gamma,
+            graph=graph,
+            kernel=kernel,
+            fusion=fusion,
+            rho=rho,
+            query_mask=query_mask,
+            sign=sign,
+            relevance=relevance,
+        )
     with exact_float32(features.device):
         x = features.to(torch.float32)
         unit, length = unit_vectors(x)
         conditions = [finite("features", x, "B n d", length)]
         if query is not None:
-            check_query(features, query, query_mask, sign)
             pooled, of_query = pool(query, query_mask)
             require(*conditions, *of_query)
             r = relevance_to(unit, pooled, sign)
         elif relevance is not None:
-            check_relevance(features, relevance)
             r = relevance.to(torch.float32)
             require(*conditions, *allowed_relevance(r))
         ranks = min(2 * m, n) if fusion == "supplement" else m

@@ -1,0 +1,117 @@
+"""Real-size models with random weights, on a GPU: that pruning runs on them, and what it does to memory.
+
+`python benchmarks/families.py [--models llava-1.5-7b ...]`. For each model, in bf16 with sdpa: keep-all against the
+plain model, bit for bit; the lengths of the KV cache against what the budget says; a batch of two against one prompt
+alone; peak memory of `generate` with all tokens and with the paper's budget; and its seconds, eager, for what they are
+worth.
+"""
+
+import argparse
+import gc
+import json
+import time
+
+import torch
+import transformers
+
+from vlprune import Budget, Script, attach
+from vlprune.measure import cache_bytes, kv_bytes
+from vlprune.measure.architectures import ARCHITECTURES, architecture
+
+KEEP = {
+    "llava-1.5-7b": 64,
+    "llava-next-7b": Budget(per_tile=64),
+    "llava-onevision-7b": Budget(per_frame=16),
+    "llava-video-7b": Budget(per_frame=16),
+    "internvl3-8b": 128,
+    "qwen2.5-vl-7b": 128,
+}
+OPTIONS = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+TEXT = 64
+
+
+def measured(model, inputs):
+    """(output, peak GiB, seconds) of eight new tokens."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    output = model.generate(**inputs, max_new_tokens=8, **OPTIONS)
+    torch.cuda.synchronize()
+    return output, (torch.cuda.max_memory_allocated() - before) / 2**30, time.perf_counter() - start
+
+
+def check(name: str) -> dict:
+    one = architecture(name)
+    torch.manual_seed(0)
+    model = one.build("cuda")
+    inputs = one.inputs(model, TEXT)
+    with torch.no_grad():
+        model.generate(**inputs, max_new_tokens=1, do_sample=False)  # warms up
+        plain, peak_all, seconds_all = measured(model, inputs)
+        with attach(model, Script(keep=1.0), cache_bytes=0):
+            kept, _, _ = measured(model, inputs)
+        same = torch.equal(kept.sequences, plain.sequences)
+        same = same and all(torch.equal(a, b) for a, b in zip(kept.logits, plain.logits))
+        held_all = cache_bytes(plain.past_key_values)
+        del kept, plain
+        with attach(model, Script(keep=KEEP[name]), cache_bytes=0) as pruner:
+            model.generate(**inputs, max_new_tokens=1, do_sample=False)
+            pruned, peak, seconds = measured(model, inputs)
+            record = pruner.last
+            tokens = TEXT + record.after + record.structure[1]
+            lengths = {layer.keys.shape[2] for layer in pruned.past_key_values.layers}
+            right = lengths == {tokens + 7} and cache_bytes(pruned.past_key_values) == kv_bytes(model, tokens + 7)
+            held = cache_bytes(pruned.past_key_values)
+            del pruned
+            twice = one.inputs(model, TEXT, batch=2)
+            model.generate(**twice, max_new_tokens=2, do_sample=False)
+            batch = all(torch.equal(other.kept, record.kept) for other in pruner.records)
+    print(
+        f"{name:19} {one.visual:58} {record.before:6} -> {record.after:5} (+{record.structure[1]:2})  "
+        f"keep-all {'same bits' if same else 'DIFFERENT'}  KV {'as computed' if right else 'WRONG'} "
+        f"{held_all / 2**20:7.1f} -> {held / 2**20:6.1f} MiB  batch {'same tokens' if batch else 'OTHER TOKENS'}  "
+        f"peak {peak_all:5.2f} -> {peak:5.2f} GiB  generate {seconds_all * 1e3:5.0f} -> {seconds * 1e3:5.0f} ms  "
+        f"selection {record.seconds * 1e3:.1f} ms",
+        flush=True,
+    )
+    return {
+        "model": name,
+        "visual": one.visual,
+        "before": record.before,
+        "after": record.after,
+        "structure": record.structure,
+        "keep_all_same_bits": same,
+        "kv_as_computed": right,
+        "batch_same_tokens": batch,
+        "kv_mib": [held_all / 2**20, held / 2**20],
+        "peak_gib_over_weights": [peak_all, peak],
+        "generate_ms": [seconds_all * 1e3, seconds * 1e3],
+        "selection_ms": record.seconds * 1e3,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    names = [one.name for one in ARCHITECTURES if one.name in KEEP]
+    parser.add_argument("--models", nargs="+", default=names, choices=names)
+    parser.add_argument("--json", help="write the figures there too")
+    args = parser.parse_args()
+    device = torch.cuda.get_device_name()
+    print(
+        f"{device}, torch {torch.__version__}, transformers {transformers.__version__}, bf16, sdpa, {TEXT} text tokens"
+    )
+    found = []
+    for name in args.models:
+        found.append(check(name))
+        gc.collect()
+        torch.cuda.empty_cache()
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"device": device, "torch": torch.__version__, "models": found}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""docs/methods.md says of every method what is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vlprune.methods import _METHODS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+LINES = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| `")]
+TABLE = {line[0].strip("`"): line[1:] for line in LINES}
+MERGING = {"average_pool", "trim", "visionzip"}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in _METHODS.items() if kind.__module__.startswith("vlprune.")])
+def test_the_table_of_methods(name):
+    kind, yes = _METHODS[name], {True: "yes", False: "–"}
+    name_of_class, question, tower, _, training_free, merges, order, _ = TABLE[name]
+    assert name_of_class == f"`{kind.__name__}`"
+    assert (question, tower) == (yes[kind.needs_query], yes[kind.needs_attention])
+    assert (training_free, merges) == ("yes", yes[name in MERGING])
+    assert (order == "as in the image") == (not kind.reorders)
+
+
+def test_the_examples_run():
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", TEXT, re.S):
+        exec(code, names)
+    assert names["get_method"]("visionzip", preset="64") == names["VisionZip"](keep=64, contextual=10)
+
+
+def test_the_presets_of_visionzip():
+    for preset, settings in _METHODS["visionzip"].presets.items():
+        if preset.isdigit():
+            assert f'| `"{preset}"` | {settings["keep"] - settings["contextual"]} | {settings["contextual"]} |' in TEXT
+        assert f'`"{preset}"`' in TEXT

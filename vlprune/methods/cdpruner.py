@@ -1,0 +1,34 @@
+"""CDPruner: diverse tokens, given the question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vlprune.methods.base import QueryMethod
+from vlprune.selection import Selection, greedy_map_features, relevance_scores
+
+if TYPE_CHECKING:
+    from vlprune.models import TokenView
+    from vlprune.query import Query
+
+
+@dataclass(frozen=True)
+class CDPruner(QueryMethod):
+    """Greedy determinantal selection on the cosine kernel of the tokens, weighted by relevance on both sides.
+
+    Zhang et al., *Beyond Attention or Similarity: Maximizing Conditional Diversity for Token Pruning in MLLMs*,
+    NeurIPS 2025, arXiv:2506.10967. It is what Script's second module computes. `relevance` and `sign` are as
+    in `Script`; the paper's is "clip".
+
+    >>> CDPruner(keep=64).needs_query
+    True
+    """
+
+    name: ClassVar[str] = "cdpruner"
+
+    def select(self, view: TokenView, query: Query | None) -> Selection:
+        assert query is not None
+        relevance = relevance_scores(query.image, query.text, sign=query.sign)
+        order = greedy_map_features(view.features, relevance, self.count(view.n))
+        return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)

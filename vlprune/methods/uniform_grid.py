@@ -1,0 +1,30 @@
+"""Every so many tokens in both directions: the reference that looks at nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from vlprune.methods.base import Method
+from vlprune.selection import Selection, grid_cells
+
+if TYPE_CHECKING:
+    from vlprune.models import TokenView
+    from vlprune.query import Query
+
+
+@dataclass(frozen=True)
+class UniformGrid(Method):
+    """The middle tokens of equal cells, whatever the image shows.
+
+    >>> import torch
+    >>> from vlprune.models import TokenView
+    >>> UniformGrid(keep=4).select(TokenView(torch.zeros(1, 36, 2), (6, 6)), None).kept.tolist()
+    [[7, 10, 25, 28]]
+    """
+
+    name: ClassVar[str] = "uniform_grid"
+
+    def select(self, view: TokenView, query: Query | None) -> Selection:
+        _, middles = grid_cells(*view.grid, self.count(view.n))
+        return Selection(kept=middles.to(view.features.device).repeat(view.features.shape[0], 1))

@@ -1,0 +1,59 @@
+"""When the fused GPU kernels are used, and how to switch them off.
+
+Tensors on a CUDA device go to `vlprune.selection.fused` (Triton), all others to plain torch. `VLPRUNE_FUSED=0` in the
+environment or `use_fused(False)` sends everything to torch. Where the kernels cannot run, torch is used after one warning.
+"""
+
+import importlib
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+_enabled = os.environ.get("VLPRUNE_FUSED", "1") != "0"
+
+
+@contextmanager
+def use_fused(on: bool) -> Iterator[None]:
+    """Within the block, use the fused kernels for tensors on a GPU, or plain torch.
+
+    >>> with use_fused(False):
+    ...     fused_for(torch.ones(1, 2, 3)) is None
+    True
+    """
+    global _enabled
+    old, _enabled = _enabled, bool(on)
+    try:
+        yield
+    finally:
+        _enabled = old
+
+
+def fused_for(x: Tensor) -> ModuleType | None:
+    """The fused kernels if they are to be used for `x`, else None."""
+    if x.device.type != "cuda" or not _enabled or x.shape[0] == 0:
+        return None
+    return _kernels(x.device.index)
+
+
+@lru_cache(maxsize=None)  # one import, and one warning a device
+def _kernels(device: int) -> ModuleType | None:
+    reason = ""
+    if torch.version.cuda is None:
+        reason = "they need an NVIDIA GPU"
+    elif importlib.util.find_spec("triton") is None:
+        reason = "Triton is not installed"
+    elif not hasattr(importlib.import_module("triton.runtime.jit").JITFunction, "_pack_args"):
+        reason = "they need Triton 3.3 or newer"
+    elif torch.cuda.get_device_capability(device) < (8, 0):
+        reason = f"{torch.cuda.get_device_name(device)} is older than sm_80"
+    if reason:
+        warnings.warn(f"vlprune's fused kernels are not used: {reason}. Selection runs in torch.", stacklevel=4)
+        return None
+    return importlib.import_module("vlprune.selection.fused")
