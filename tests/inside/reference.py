@@ -123,54 +123,54 @@ class Machine:
         images = [copy.deepcopy(image) for image in row.images]
         for image in images:
             image.raters = method.raters(states, image)
-        seen = []
-        maps = None
+        seen, maps = [], None
         for number, layer in enumerate(self.decoder.layers):
             if number in method.layers:
-                shown = maps if not method.ahead else self.attention(layer, states, places)[0]
-                mean = shown.mean(0)
-                for image in images:
-                    here = {column: i for i, column in enumerate(columns)}
-                    scores = [
-                        sum(float(mean[here[r], here[c]]) for r in image.raters) / len(image.raters)
-                        for c in image.columns
-                    ]
-                    # The map goes by the columns before this cut, also for the images that come later.
-                    kept, centres, merged = method.cut(
-                        scores, states[[here[c] for c in image.columns]], method.count(image, number)
-                    )
-                    image.next = (kept, centres, merged)
-                fresh, vectors = [], []
-                for image in images:
-                    kept, centres, merged = image.next
-                    stay = [image.columns[i] for i in kept] + [image.columns[i] for i in centres]
-                    image.gone = set(image.columns) - set(stay)
-                    image.behind = [image.columns[i] for i in centres]
-                    image.means = dict(zip(image.behind, merged))
-                    image.end = image.columns[-1]
-                    image.tokens = [image.tokens[i] for i in [*kept, *centres]]
-                    image.columns = stay
-                    image.stages.append((number, sorted(image.tokens)))
-                gone = set().union(*(image.gone | set(image.behind) for image in images)) if images else set()
-                for i, column in enumerate(columns):
-                    if column not in gone:
-                        fresh.append(column)
-                        vectors.append(states[i])
-                    for image in images:
-                        if column == image.end:
-                            fresh += image.behind
-                            vectors += [image.means[c] for c in image.behind]
-                where = {column: i for i, column in enumerate(columns)}
-                places = [places[where[c]] for c in fresh]
-                columns, states = fresh, torch.stack(vectors)
-                if method.renumbered and not grid:
-                    places = list(range(len(columns)))
+                shown, at = maps, columns
+                for asker in sorted({image.asker for image in images}):  # turn by turn
+                    if method.ahead:  # what earlier turns lost, this layer never sees
+                        shown, at = self.attention(layer, states, places)[0], columns
+                    turn = [image for image in images if image.asker == asker]
+                    for image in turn:
+                        self.choose(image, method, number, shown.mean(0), at, states, columns)
+                    columns, states, places = self.shortened(turn, columns, states, places)
+                    if method.renumbered and not grid:
+                        places = list(range(len(columns)))
             seen.append(len(columns))
             states, maps = self.layer(layer, states, places)
             deep = [levels[c][number] if number < len(levels[c]) else None for c in columns]
             states = torch.stack([s if d is None else s + d.double() for s, d in zip(states, deep)])
         logits = self.head(self.decoder.norm(states))
         return logits, columns, seen, images
+
+    def choose(self, image, method, number, shown, at, states, columns):
+        """Cut an image by the attention `shown`, whose rows and columns are `at`."""
+        here, now = {column: i for i, column in enumerate(at)}, {column: i for i, column in enumerate(columns)}
+        scores = [
+            sum(float(shown[here[rater], here[column]]) for rater in image.raters) / len(image.raters)
+            for column in image.columns
+        ]
+        own = states[[now[column] for column in image.columns]]
+        kept, centres, merged = method.cut(scores, own, method.count(image, number))
+        stay = [*kept, *centres]
+        image.end = image.columns[-1]
+        image.means = dict(zip([image.columns[i] for i in centres], merged))
+        image.gone = set(image.columns) - {image.columns[i] for i in kept}
+        image.columns, image.tokens = [image.columns[i] for i in stay], [image.tokens[i] for i in stay]
+        image.stages.append((number, sorted(image.tokens)))
+
+    def shortened(self, images, columns, states, places):
+        """The sequence without what is gone, and with the merged tokens behind the rest of their image."""
+        gone = set().union(*(image.gone for image in images))
+        ends = {image.end: image.means for image in images}
+        fresh = []
+        for i, column in enumerate(columns):
+            if column not in gone:
+                fresh.append((column, states[i], places[i]))
+            for centre, mean in ends.get(column, {}).items():
+                fresh.append((centre, mean, places[columns.index(centre)]))
+        columns, states, places = (list(part) for part in zip(*fresh))
+        return columns, torch.stack(states), places
 
 
 def top(scores, m):

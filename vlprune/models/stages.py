@@ -203,15 +203,16 @@ class _Run:
             self.views[stage] = {**view, "position_embeddings": self._rotary(stage, hidden, kwargs)}
         return self.views[stage]
 
-    def _rotary(self, stage: int, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """The position embeddings of a stage's tokens."""
+    def _rotary(
+        self, stage: int, hidden: Tensor, kwargs: dict[str, Any], front: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The position embeddings of a stage's tokens, behind those that it holds (or `front` in their place)."""
         window = self.windows[stage]
         if self.seam.renumber:
+            front = self._front(stage) if front is None else front
             places = kwargs["position_ids"].expand(len(hidden), -1)
-            first = self.windows[0]
-            real = (~first.mask).int().argsort(dim=1, stable=True)  # the columns of real tokens, in order
+            real = (~self.windows[0].mask).int().argsort(dim=1, stable=True)  # the columns of real tokens, in order
             rank = (window.mask.long().cumsum(dim=1) - 1).clamp(min=0)
-            front = self._front(stage)
             lost = self.entering[:, : self.start].sum(dim=1, keepdim=True) - front.sum(dim=1, keepdim=True)
             return self.seam.decoder.rotary_emb(hidden, places.gather(1, real.gather(1, rank)) - lost)
         if window is self.windows[0]:
@@ -272,14 +273,16 @@ class _Run:
         return layout.gather(hidden)
 
     def _attention(self, stage: int, number: int, layer: Any, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
-        """(B, T, c) the attention that a cut goes by."""
+        """(B, T, c) the attention that a cut goes by, of the layer before it or of the one behind it.
+
+        The latter holds what the cut has already left of earlier turns.
+        """
+        front = self._front(stage + 1 if self.seam.method.ahead else stage)
         if not self.seam.method.ahead:
             number, layer, hidden = number - 1, self.seam.layers[number - 1], self.inputs
-        rotary = kwargs["position_embeddings"] if self._whole(stage) else self._rotary(stage, hidden, kwargs)
-        visible, past = self._visible(stage), None
-        held = visible.shape[1] - hidden.shape[1]
-        if held:
-            past = self.cache.layers[number].keys[:, :, :held]
+        rotary = self._rotary(stage, hidden, kwargs, front)
+        visible = torch.cat([front, self.windows[stage].mask], dim=1)
+        past = self.cache.layers[number].keys[:, :, : front.shape[1]] if front.shape[1] else None
         return attention_rows(layer, hidden, rotary, self.look, visible, past)
 
     def remember(self) -> None:
