@@ -1,0 +1,130 @@
+"""Settings, presets and accounting; the tensor functions against loops."""
+
+import pytest
+import torch
+
+from vlprune import FastV, PyramidDrop, SparseVLM, SparseVLMPlus, attach, get_method
+from vlprune.selection.clusters import cluster_means, density_peaks
+from vlprune.selection.raters import rater_weights
+
+from . import reference
+from .test_generate import on_llava
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "counts"),
+    [
+        ("fastv", "paper", (288,)),
+        ("fastv", "192", (166,)),
+        ("fastv", "128", (98,)),
+        ("fastv", "64", (30,)),
+        ("pyramiddrop", "paper", (288, 144, 72)),
+        ("sparsevlm", "192", (300, 200, 110)),
+        ("sparsevlm", "128", (303, 110, 36)),
+        ("sparsevlm", "96", (238, 48, 26)),
+        ("sparsevlm", "64", (66, 30, 17)),
+        ("sparsevlm_plus", "192", (300, 200, 118)),
+        ("sparsevlm_plus", "128", (238, 108, 60)),
+        ("sparsevlm_plus", "96", (246, 54, 28)),
+        ("sparsevlm_plus", "64", (66, 34, 20)),
+    ],
+)
+def test_presets(name, preset, counts):
+    method = get_method(name, preset=preset)
+    layers = {1: (2,), 3: (8, 16, 24) if name == "pyramiddrop" else (2, 6, 15)}[len(counts)]
+    assert method.stages(576, 32) == tuple(zip(layers, counts))
+    assert [step.keep for step in method.steps(576, 32)] == list(counts)
+    entering, average = method.accounting(576, 32)
+    assert entering == 576
+    if preset.isdigit():  # tables quote the average over the layers
+        assert average == pytest.approx(int(preset), rel=0.05)
+
+
+def test_accounting_counts_what_is_merged():
+    assert SparseVLM(**SparseVLM.presets["192"]).steps(576, 32)[0] == (2, 300, 9)  # 276 go, 82 are recycled
+    assert SparseVLM(keep=570 / 576, before=(574 / 576, 572 / 576)).steps(576, 32)[0] == (2, 574, 0)
+    assert PyramidDrop().accounting(576, 32) == (576, 270.0)
+    assert FastV(keep=1.0).accounting(576, 32) == (576, 576.0)
+
+
+@pytest.mark.parametrize("layers", [2, 3, 4, 6, 24, 28, 40, 80])
+def test_stages_scale_with_depth(layers):
+    for method in (FastV(keep=0.5), PyramidDrop(), SparseVLM(keep=0.2)):
+        steps = method.steps(576, layers)
+        at = [step.layer for step in steps]
+        assert at == sorted(set(at))
+        assert all(1 <= layer < layers for layer in at)
+        assert steps[-1].keep == method.count(576)
+    if layers == 40:
+        assert [step.layer for step in SparseVLM().steps(576, 40)] == [3, 8, 19]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FastV(layer=0), "layer=.*from 1"),
+        (lambda: FastV(layer=2.5), "layer=.*from 1"),
+        (lambda: FastV(keep=0), "keep=0"),
+        (lambda: PyramidDrop(layers=(3, 2)), "layers=.*ascending"),
+        (lambda: PyramidDrop(layers=()), "layers=.*ascending"),
+        (lambda: SparseVLM(layers=(1, 2)), "layers=.*3 layers"),
+        (lambda: SparseVLM(before=(0.5,)), "before="),
+        (lambda: SparseVLM(before=(0.5, 1.5)), "ratio"),
+        (lambda: SparseVLM(recycle=2), "recycle=2"),
+        (lambda: FastV(layer=40).steps(576, 32), "cuts before layer 40"),
+    ],
+)
+def test_wrong_settings(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@on_llava
+def test_a_layer_that_the_model_has_not(case, model):
+    with pytest.raises(ValueError, match="cuts before layer 6: the LLM has 6"):
+        attach(model, FastV(layer=6))
+
+
+def test_methods_are_registered():
+    assert get_method("fastv", keep=9, layer=3) == FastV(keep=9, layer=3)
+    assert get_method("sparsevlm_plus", keep=9) == SparseVLMPlus(keep=9)
+
+
+# --- the tensor functions ---
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("n", [4, 7, 40])
+def test_density_peaks_equal_the_loop(n, count):
+    states = torch.randn(3, n, 6, generator=torch.Generator().manual_seed(n))
+    centres, cluster = density_peaks(states, count)
+    means = cluster_means(states, cluster, count)
+    for points, c, k, m in zip(states.double(), centres.tolist(), cluster.tolist(), means):
+        assert reference.peaks(points, count) == (c, k)
+        for j in range(count):
+            torch.testing.assert_close(m[j], points[torch.tensor(k) == j].mean(0).float())
+
+
+def test_density_peaks_of_equal_and_of_distant_tokens():
+    centres, cluster = density_peaks(torch.ones(1, 5, 3), 2)
+    assert centres.tolist() == [[0, 1]]
+    assert cluster.tolist() == [[0, 1, 0, 0, 0]]
+    far = torch.randn(1, 20, 6, generator=torch.Generator().manual_seed(0)) * 1e4  # exp(-d²) would be 0 for all
+    near = far / 1e4
+    assert density_peaks(far, 3)[0].unique().numel() == 3
+    assert density_peaks(near[:, :1], 1)[1].tolist() == [[0]]
+
+
+def test_raters_equal_the_loop():
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn(2, 14, 6, generator=generator)
+    visual, text = states[:, :9], states[:, 9:]
+    real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    weights = rater_weights(visual, text, real)
+    for i, size in enumerate((5, 3)):
+        image = reference.Image(list(range(9)), [], 13, list(range(9, 9 + size)))
+        raters = reference.SparseVLM(0, ()).raters(states[i].double(), image)
+        expected = torch.zeros(5)
+        expected[[rater - 9 for rater in raters]] = 1 / len(raters)
+        torch.testing.assert_close(weights[i], expected)
+    assert torch.equal(rater_weights(visual * 0, text, real)[0], torch.full((5,), 0.2))
