@@ -18,7 +18,6 @@ from .test_generate import on_llava
         ("fastv", "192", (166,)),
         ("fastv", "128", (98,)),
         ("fastv", "64", (30,)),
-        ("pyramiddrop", "paper", (288, 144, 72)),
         ("sparsevlm", "192", (300, 200, 110)),
         ("sparsevlm", "128", (303, 110, 36)),
         ("sparsevlm", "96", (238, 48, 26)),
@@ -31,8 +30,7 @@ from .test_generate import on_llava
 )
 def test_presets(name, preset, counts):
     method = get_method(name, preset=preset)
-    layers = {1: (2,), 3: (8, 16, 24) if name == "pyramiddrop" else (2, 6, 15)}[len(counts)]
-    assert method.stages(576, 32) == tuple(zip(layers, counts))
+    assert method.stages(576, 32) == tuple(zip((2, 6, 15), counts))
     assert [step.keep for step in method.steps(576, 32)] == list(counts)
     entering, average = method.accounting(576, 32)
     assert entering == 576
@@ -43,6 +41,7 @@ def test_presets(name, preset, counts):
 def test_accounting_counts_what_is_merged():
     assert SparseVLM(**SparseVLM.presets["192"]).steps(576, 32)[0] == (2, 300, 9)  # 276 go, 82 are recycled
     assert SparseVLM(keep=570 / 576, before=(574 / 576, 572 / 576)).steps(576, 32)[0] == (2, 574, 0)
+    assert PyramidDrop().stages(576, 32) == ((8, 288), (16, 144), (24, 72))
     assert PyramidDrop().accounting(576, 32) == (576, 270.0)
     assert FastV(keep=1.0).accounting(576, 32) == (576, 576.0)
 

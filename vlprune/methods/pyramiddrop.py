@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from vlprune.budget import Budget
 from vlprune.methods.inside import InsideMethod, check_layers, falling, scaled
@@ -30,7 +30,6 @@ class PyramidDrop(InsideMethod):
     name: ClassVar[str] = "pyramiddrop"
     positions: ClassVar[str] = "renumbered"
     ahead: ClassVar[bool] = True
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"paper": {"keep": 0.125}}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,6 +43,7 @@ class SparseVLM(InsideMethod):
     name: ClassVar[str] = "sparsevlm"
     positions: ClassVar[str] = "renumbered"
     rated: ClassVar[bool] = True
+    reorders: ClassVar[bool] = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "192": _of_576(300, 200, 110),
         "128": _of_576(303, 110, 36),
@@ -108,6 +109,7 @@ class SparseVLMPlus(SparseVLM):
 
     name: ClassVar[str] = "sparsevlm_plus"
     positions: ClassVar[str] = "original"
+    reorders: ClassVar[bool] = False
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "192": _of_576(300, 200, 118),
         "128": _of_576(238, 108, 60),
