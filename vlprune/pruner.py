@@ -246,6 +246,8 @@ class Pruner:
         cache = kwargs.get("past_key_values")
         seen = self._has_vision(kwargs)
         self.records = []
+        if self._stages is not None:  # the hooks on the layers are no code to compile
+            kwargs["disable_compile"] = True
         if not seen and (cache_length(cache) == 0 or not hasattr(cache, ATTRIBUTE)):
             return _Call()
         prompt = token_ids(kwargs).to(self.model.device)  # transformers lets prompts stay on the CPU
@@ -267,8 +269,6 @@ class Pruner:
             short = short.masked_fill((layout.mask == 0) & (short == placeholder), filler)
         kwargs["input_ids"] = short
         shift_lengths(self.model, kwargs, layout.after - prompt.shape[1])
-        if self._stages is not None:  # the hooks on the layers are no code to compile
-            kwargs["disable_compile"] = True
         if kwargs.get("streamer") is not None:
             kwargs["streamer"] = PromptStreamer(kwargs["streamer"], prompt)
         return _Call(layout, short_prompt)

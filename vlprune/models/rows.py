@@ -19,6 +19,8 @@ def check_layers(model: Any) -> None:
     layers = list(getattr(decoder, "layers", []))
     if len(layers) < 2 or not hasattr(decoder, "rotary_emb"):
         raise UnsupportedModel(f"model is a {name}, whose decoder has no layers to drop tokens between.")
+    if len({weight.device for weight in decoder.parameters()}) > 1:
+        raise UnsupportedModel(f"model is a {name} spread over devices: tokens can be dropped before its LLM only.")
     types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None) if types is None else None
     if window is not None or set(types or ()) - {"full_attention"}:

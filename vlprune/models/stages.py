@@ -175,7 +175,10 @@ class _Run:
         held = self.past[stage - 1] if stage else None
         if held is None:
             return self.entering[:, : self.start]
-        mask = held.mask.repeat_interleave(len(self.entering) // len(held.mask), dim=0)
+        copies, over = divmod(len(self.entering), len(held.mask))
+        if over:
+            raise ValueError(f"past_key_values was filled by {len(held.mask)} rows and cannot go on with other ones.")
+        mask = held.mask.repeat_interleave(copies, dim=0)
         if self.start <= held.before:
             return mask[:, : mask.shape[1] - (held.before - self.start)]
         return torch.cat([mask, self.entering[:, held.before : self.start]], dim=1)
@@ -261,9 +264,8 @@ class _Run:
             group.tokens = group.tokens.gather(1, stay)
         mask = window.mask.long()
         layout = shorten(mask, mask, drop, order.argsort(dim=1).argsort(dim=1), lost, window.real)
-        place = torch.zeros_like(mask).scatter(
-            1, layout.index, torch.arange(layout.after).to(mask).expand_as(layout.index)
-        )
+        place = torch.zeros_like(mask)  # from the columns before to those after
+        place.scatter_(1, layout.index, torch.arange(layout.after, device=mask.device).expand_as(layout.index))
         for group, columns in zip(self.groups, left):
             group.columns = place[group.rows, columns]
             group.history.append(group.tokens)
@@ -282,7 +284,11 @@ class _Run:
             number, layer, hidden = number - 1, self.seam.layers[number - 1], self.inputs
         rotary = self._rotary(stage, hidden, kwargs, front)
         visible = torch.cat([front, self.windows[stage].mask], dim=1)
-        past = self.cache.layers[number].keys[:, :, : front.shape[1]] if front.shape[1] else None
+        past = None
+        if front.shape[1]:
+            past = self.cache.layers[number].keys[:, :, : front.shape[1]]
+            if past.shape[2] != front.shape[1]:
+                raise ValueError("past_key_values does not hold its keys as they are: new images need one that does.")
         return attention_rows(layer, hidden, rotary, self.look, visible, past)
 
     def remember(self) -> None:
