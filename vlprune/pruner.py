@@ -77,11 +77,13 @@ def attach(
 @dataclass
 class _Prompt:
     """A shortened prompt: its embeddings (B, S, d), and what the decoder adds at `visual` (B, S) tokens in its first
-    layers, `deep` with one (B, S, d) per layer, empty for most models."""
+    layers, `deep` with one (B, S, d) per layer, empty for most models. `places` (B, L) are the positions that the model
+    gave the whole prompt, None where it left them to the decoder."""
 
     embeds: Tensor
     visual: Tensor
     deep: list[Tensor]
+    places: Tensor | None = None
 
     def window(self, start: int, stop: int, copies: int) -> "_Prompt":
         """Its columns from `start` to `stop`, each row `copies` times."""
@@ -350,6 +352,7 @@ class Pruner:
         columns = torch.arange(mask.shape[1], device=ids.device).expand(len(ids), -1)
         layout, prompt = self._plan(ids, mask, kwargs, cache, columns)
         assert prompt is not None
+        columns = columns if prompt.places is None else prompt.places
         places = self._position_ids(layout, mask, kwargs.get("position_ids"), columns)
         for name in self.family.vision_inputs:
             kwargs.pop(name, None)
@@ -453,7 +456,10 @@ class Pruner:
         for placeholder in self._placeholders:
             visual |= ids == placeholder
         deep = [layout.gather(F.pad(layer, (0, 0, begin, 0))) for layer in found.deep or []]
-        return layout, _Prompt(layout.gather(found.embeds), layout.gather(visual) & (layout.mask != 0), deep)
+        places = found.positions if begin == 0 else None
+        places = places.expand_as(ids) if places is not None and places.ndim == 2 else None
+        visual = layout.gather(visual) & (layout.mask != 0)
+        return layout, _Prompt(layout.gather(found.embeds), visual, deep, places)
 
     def _grid(
         self, first: Layout | None, given: Tensor | None, found: Probe | None, begin: int, default: Tensor
