@@ -193,7 +193,7 @@ class Pruner:
                 wanted = self.method.needs_attention
                 first = {"pixel_values": inputs["pixel_values"][:1].to(self.model.device)}
                 with torch.no_grad():
-                    see(self.model, self.family, inputs["input_ids"][:1], first, self._cache, wanted)
+                    see(self.model, self.family, inputs["input_ids"][:1].to(self.model.device), first, self._cache, wanted)
                 return self._answers(inputs, questions, options)
             alone = [framed(self.processor, image, [question]) for question in questions]
             return [self._answers(one, [question], options)[0] for one, question in zip(alone, questions)]

@@ -1,5 +1,7 @@
 """What families say of the vision tower, against what its attention computes and what the model makes of its states."""
 
+import inspect
+
 import pytest
 import torch
 from transformers import AttentionInterface
@@ -47,6 +49,9 @@ def seen(case, kind, model):
     inputs = {name: batch[name] for name in names[stream.encoder] if name in batch}
     if "pixel_values_images" in batch:
         inputs["pixel_values"] = batch["pixel_values_images"]
+    taken = inspect.signature(getattr(model.base_model, stream.encoder)).parameters
+    for name in [name for name in inputs if name not in taken]:  # versions name the pixels differently
+        inputs[next(other for other in taken if other.startswith("pixel_values"))] = inputs.pop(name)
     module = family.watched(model, stream, inputs)
     module.__dict__.pop("noted", None)
     with torch.no_grad(), watching(module) as call:
