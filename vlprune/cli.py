@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -15,6 +16,7 @@ import typer
 
 from vlprune import asking
 from vlprune.asking import decoded
+from vlprune.budget import Budget
 from vlprune.loading import UserError, load
 
 if TYPE_CHECKING:
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 
     from vlprune.methods import Method
     from vlprune.record import Record
+    from vlprune.video import Clip
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
+FRAMES = 16
 
 app = typer.Typer(
     name="vlprune",
@@ -53,8 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?", and does not fail
+    said: set[str] = set()
+
+    def say(message: Warning | str, *where: Any, **more: Any) -> None:
+        """Our own warnings, each once; those of libraries are for programmers."""
+        if str(message).startswith("vlprune: ") and str(message) not in said:
+            said.add(str(message))
+            print(message, file=sys.stderr)
+
     try:
-        code = app(args=given, prog_name="vlprune", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = say
+            code = app(args=given, prog_name="vlprune", standalone_mode=False)
     except UserError as error:
         sentence, code = str(error), 2
     except _UsageError as error:
@@ -104,7 +118,7 @@ def _top(
 # --- options that commands share ------------------------------------------------------------------------------------
 
 MethodName = Annotated[str, typer.Option("--method", help="How tokens are chosen: see `vlprune methods`.")]
-Keep = Annotated[str, typer.Option("--keep", help="Tokens to keep per image: a number (64) or a ratio (0.1).")]
+Keep = Annotated[str, typer.Option("--keep", help="Tokens to keep per image or video: a number (64) or a ratio (0.1).")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method, such as tau=0.2; may be repeated."),
@@ -147,7 +161,7 @@ def _settings(pairs: Sequence[str] | None) -> dict[str, Any]:
     return found
 
 
-def _method(name: str, keep: int | float, settings: dict[str, Any]) -> Method:
+def _method(name: str, keep: int | float | Budget, settings: dict[str, Any]) -> Method:
     from vlprune.methods import get_method, list_methods
 
     if name not in list_methods():
@@ -188,62 +202,120 @@ def _picture_path(path: Path) -> Path:
 
 @app.command()
 def ask(
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A PNG, JPEG, WebP, GIF, BMP, TIFF or PPM file.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="An image (PNG, JPEG, WebP, GIF, ...) or a video (MP4, MKV, ...).")
+    ],
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask about it.")],
-    model: Annotated[str, typer.Option(help="pocket, a folder, or the id of a LLaVA-1.5 model on the hub.")] = "pocket",
+    model: Annotated[
+        str, typer.Option(help="pocket, a folder, or the id of a model on the hub: see `vlprune models`.")
+    ] = "pocket",
     method: MethodName = "script",
-    keep: Keep = "64",
+    keep: Annotated[
+        str | None,
+        typer.Option("--keep", help="Tokens to keep per image or video: a number or a ratio (0.1); 64 if not said."),
+    ] = None,
+    per_tile: Annotated[
+        int | None, typer.Option(min=1, help="In place of --keep: tokens to keep of each tile of an image.")
+    ] = None,
+    per_frame: Annotated[
+        int | None, typer.Option(min=1, help="In place of --keep: tokens to keep of each frame of a video.")
+    ] = None,
+    compete: Annotated[
+        bool, typer.Option("--compete", help="Let tiles or frames compete for the sum of their quotas.")
+    ] = False,
     settings: Settings = None,
     clip: Annotated[
-        str | None, typer.Option(help="A CLIP (folder or hub id) that the model was built on, for relevance.")
+        str | None, typer.Option(help="A CLIP or SigLIP (folder or hub id) that the model was built on, for relevance.")
     ] = None,
+    frames: Annotated[int | None, typer.Option(min=1, help="Frames to take of a video; 16 if not said.")] = None,
     show: Annotated[Path | None, typer.Option(help="Write a picture of what was kept, and why.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 64,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Ask about an image, with only the tokens that the question needs."""
-    from vlprune.show.image import ImageError, open_image
+    """Ask about an image or a video, with only the tokens that the question needs."""
+    from vlprune.video import ENDINGS
 
-    budget, options = _keep(keep), _settings(settings)
+    video = path.suffix.lower() in ENDINGS
+    if frames is not None and not video:
+        raise UserError(f"--frames {frames} goes with a video, whose name ends in {', '.join(ENDINGS)}.")
+    budget = _budget(keep, per_tile, per_frame, compete, video)
+    options = _settings(settings)
     if not question.strip():
         raise UserError("the question is empty.")
     target = _picture_path(show) if show is not None else None
-    try:
-        opened = open_image(image)
-    except ImageError as error:
-        raise UserError(str(error)) from error
+    shown = _video(path, frames or FRAMES) if video else _image(path)
     chosen = _method(method, budget, options)
-    loaded = load(model, clip, device)
-    inputs = asking.prepare(loaded, opened, question)
-    visual = asking.visual_tokens(loaded, inputs, chosen)
-
-    from vlprune.measure import measure_generate
-
+    loaded = load(model, clip, device, video=video)
+    inputs = asking.prepare(loaded, shown, question)
     with asking.prune(loaded, chosen, question) as pruner:
-        run = measure_generate(loaded.model, inputs, pruner=pruner, max_new_tokens=max_new_tokens)
-    answer = decoded(loaded, run)
+        run = asking.measured(loaded, pruner, inputs, max_new_tokens=max_new_tokens)
+    answer, record = decoded(loaded, run), asking.together(pruner.records)
     if target is not None:
-        from vlprune.show import as_seen
-
-        seen = as_seen(inputs["pixel_values"][0], loaded.processor)
-        _save(target, seen, [pruner.last], titles=[f"{question} → {answer}"])
+        _save(target, asking.views(loaded, inputs, shown, record), [record], titles=[f"{question} → {answer}"])
     if as_json:
-        found = {"question": question, "answer": answer, "model": model, "method": chosen.name, "keep": budget}
-        print(json.dumps({**found, "tokens": asking.chosen(pruner.last), "cost": asking.cost(run)}, indent=2))
+        found = {"question": question, "answer": answer, "model": model, "method": chosen.name}
+        quota = {"per_frame" if video else "per_tile": per_frame or per_tile, "compete": compete}
+        said = {"keep": quota if isinstance(budget, Budget) else budget}
+        print(json.dumps({**found, **said, "tokens": asking.chosen(record), "cost": asking.cost(run)}, indent=2))
         return
     from vlprune.show.tables import cost_table, figures
 
     console = _console()
     console.print(answer, markup=False, highlight=False)
-    whole = asking.whole_cost(loaded, run, visual)
-    ways = (f"all {visual}, by formula", f"{run.visual_tokens} of {visual}")
+    print(asking.counts(pruner.records))
+    ways = (f"all {record.before}, by formula", f"{record.after} of {record.before}")
+    whole = asking.whole_cost(loaded, run, record)
     console.print(cost_table([(ways[0], whole), (ways[1], figures([run]))]))
     if target is not None:
         print(f"wrote {target}")
 
 
-def _save(path: Path, image: Image.Image, records: list[Record], **options: Any) -> None:
+def _budget(
+    keep: str | None, per_tile: int | None, per_frame: int | None, compete: bool, video: bool
+) -> int | float | Budget:
+    """What the options say of how many tokens to keep; what contradicts itself is refused."""
+    name, quota, other, odd = ("tile", per_tile, "frame", per_frame)
+    if video:
+        name, quota, other, odd = other, odd, name, quota
+    if odd is not None:
+        raise UserError(f"--per-{other} {odd} is not for {'a video' if video else 'an image'}: say --per-{name}.")
+    if quota is None and compete:
+        raise UserError("--compete goes with --per-tile or --per-frame; with --keep, tiles and frames always compete.")
+    if quota is None:
+        return _keep("64" if keep is None else keep)
+    if keep is not None:
+        raise UserError(f"--keep {keep} and --per-{name} {quota} contradict each other: pass one of them.")
+    # some models take the frames of a video for images, each with one tile
+    return Budget(per_tile=quota, per_frame=quota if video else None, compete=compete)
+
+
+def _image(path: Path) -> Image.Image:
+    from vlprune.show.image import ImageError, open_image
+
+    try:
+        return open_image(path)
+    except ImageError as error:
+        raise UserError(str(error)) from error
+
+
+def _video(path: Path, count: int) -> Clip:
+    """The frames of a video; a bar shows how far its decoding has come, where somebody may look."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from vlprune.show.image import ImageError
+    from vlprune.video import read_clip
+
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task(f"decoding {path.name}", total=None)
+        try:
+            return read_clip(path, count, tick=lambda done, of: progress.update(task, completed=done, total=of))
+        except ImageError as error:
+            raise UserError(str(error)) from error
+
+
+def _save(path: Path, image: Any, records: list[Record], **options: Any) -> None:
     from vlprune.show import save_picture
 
     try:
@@ -295,7 +367,8 @@ def demo(
     console = _console()
     questions = [(asked.question.text, asked.question.answer) for asked in shown.asked]
     runs = [asked.runs for asked in shown.asked]
-    ways = (f"all {shown.visual}", f"{runs[0][1].visual_tokens} of {shown.visual}")
+    visual, kept = (run.visual_tokens for run in runs[0])
+    ways = (f"all {visual}", f"{kept} of {visual}")
     console.print(answer_table(questions, [asked.answers for asked in shown.asked], ways))
     console.print(cost_table([(title, figures([pair[i] for pair in runs])) for i, title in enumerate(ways)]))
     print(f"wrote {target}")
@@ -330,12 +403,17 @@ def models() -> None:
 
     from vlprune.models import list_families
 
+    known = [name for family in list_families() for name in family.classes]
     table = Table(show_lines=True)
-    for title in ("family", "classes", "what is pruned", "positions", "relevance", "tested with"):
-        table.add_column(title, no_wrap=title in ("family", "classes", "positions"))
+    table.add_column("family and classes", overflow="fold", width=max(len(name) for name in known))
+    for title, width in (("what is pruned", None), ("positions", 10), ("relevance", 15), ("tested with", None)):
+        table.add_column(title, overflow="fold", width=width)
     for family in list_families():
         classes = "\n".join(family.classes) or "any other with image placeholders"
         positions = "\n".join(family.positions)
-        table.add_row(family.name, classes, family.prunes, positions, family.relevance, family.tested)
+        table.add_row(f"[bold]{family.name}[/]\n{classes}", family.prunes, positions, family.relevance, family.tested)
     _console().print(table)
-    print("--model takes 'pocket' (comes with vlprune), a folder, or a hub id, such as llava-hf/llava-1.5-7b-hf.")
+    print(
+        "The first of the positions is the default. --model takes 'pocket' (comes with vlprune), a folder, or a hub id,"
+    )
+    print("such as llava-hf/llava-1.5-7b-hf.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlprune.asking import chosen, cost, decoded, prepare, prune, visual_tokens
+from vlprune.asking import chosen, cost, decoded, measured, prepare, prune
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -40,11 +40,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Demo:
-    """A scene, the image as the model saw it, its number of visual tokens, and what was asked."""
+    """A scene, the image as the model saw it, and what was asked."""
 
     scene: Scene
     seen: Image.Image
-    visual: int
     asked: list[Asked]
 
     def picture(self) -> dict[str, Any]:
@@ -71,12 +70,11 @@ def run_demo(loaded: Loaded, method: Method, scene: int, repeats: int) -> Demo:
     (image,) = images([drawn])
     questions = pocket.questions(drawn)
     prompts = [prepare(loaded, image, question.text) for question in questions]
-    visual = visual_tokens(loaded, prompts[0], method)
     asked = [
         _both_ways(loaded, method, question, prompt, repeats=repeats, warmup=int(i == 0))
         for i, (question, prompt) in enumerate(zip(questions, prompts))
     ]
-    return Demo(drawn, as_seen(prompts[0]["pixel_values"][0], loaded.processor), visual, asked)
+    return Demo(drawn, as_seen(prompts[0]["pixel_values"][0], loaded.processor), asked)
 
 
 def _both_ways(loaded: Loaded, method: Method, question: Question, prompt: dict[str, Any], **options: int) -> Asked:
@@ -84,5 +82,5 @@ def _both_ways(loaded: Loaded, method: Method, question: Question, prompt: dict[
 
     plain = measure_generate(loaded.model, prompt, max_new_tokens=8, **options)
     with prune(loaded, method, question.text) as pruner:
-        pruned = measure_generate(loaded.model, prompt, pruner=pruner, max_new_tokens=8, **options)
+        pruned = measured(loaded, pruner, prompt, max_new_tokens=8, **options)
     return Asked(question, (decoded(loaded, plain), decoded(loaded, pruned)), (plain, pruned), pruner.last)

@@ -25,8 +25,10 @@ class Loaded:
     clip: Any
 
 
-def load(name: str, clip: str | None, device: str) -> Loaded:
-    """The pocket model, a folder, or a model of the hub; its class is checked before its weights are read.
+def load(name: str, clip: str | None, device: str, *, video: bool = False) -> Loaded:
+    """The pocket model, a folder, or a model of the hub, for images or a video.
+
+    Its class, and whether it takes videos, are checked before its weights are read.
 
     >>> load("poket", None, "cpu")
     Traceback (most recent call last):
@@ -40,6 +42,7 @@ mean 'pocket'?).
 
         _quiet(bars=False)
         model, processor, encoder = pocket.load()
+        _check_kind(name, processor, video)
         return Loaded(name, model.to(where), processor, clip or encoder.to(where))
     place = Path(name).expanduser()
     if place.is_dir():
@@ -51,15 +54,46 @@ mean 'pocket'?).
     else:
         say_looking(name)
     _quiet(bars=not place.is_dir())
-    from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedConfig
+    import transformers
 
     with one_sentence("--model", name):
-        config, _ = PreTrainedConfig.get_config_dict(name)
-    _check_class(name, config)
+        config, _ = transformers.PreTrainedConfig.get_config_dict(name)
+    kind = getattr(transformers, _checked_class(name, config))
     with one_sentence("--model", name):
-        processor = AutoProcessor.from_pretrained(name)
-        model = AutoModelForImageTextToText.from_pretrained(name, dtype="auto").eval().to(where)
+        processor = _processor(name)
+        _check_kind(name, processor, video)
+        model = kind.from_pretrained(name, dtype="auto", use_safetensors=True).eval().to(where)
     return Loaded(name, model, processor, clip)
+
+
+def _processor(name: str) -> Any:
+    """The checkpoint's processor; without torchvision, which all of transformers' video processors need, for images."""
+    from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+    from transformers.utils import is_torchvision_available
+
+    kind = PROCESSOR_MAPPING.get(type(AutoConfig.from_pretrained(name)), None)
+    if kind is None or is_torchvision_available() or "video_processor" not in kind.get_attributes():
+        return AutoProcessor.from_pretrained(name)
+
+    def check(self: Any, part: str, given: Any) -> Any:
+        return kind.check_argument_for_proper_class(self, part, given) if given is not None else None
+
+    images: Any = type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})
+    loaders = {"image_processor": AutoImageProcessor, "tokenizer": AutoTokenizer}
+    parts = [loaders[part].from_pretrained(name) if part in loaders else None for part in kind.get_attributes()]
+    return images.from_args_and_dict(parts, kind.get_processor_dict(name)[0])
+
+
+def _check_kind(name: str, processor: Any, video: bool) -> None:
+    if not video or getattr(processor, "video_processor", None) is not None:
+        return
+    if hasattr(processor, "video_processor"):
+        raise UserError(
+            f"--model {name}: transformers prepares its videos with torchvision, which is not installed; "
+            "install the version that goes with your torch."
+        )
+    raise UserError(f"--model {name} takes images only; LLaVA-OneVision and Qwen2.5-VL, for two, take videos.")
 
 
 def say_looking(name: str) -> None:
@@ -80,18 +114,13 @@ def say_looking(name: str) -> None:
 
 @contextmanager
 def one_sentence(option: str, what: str) -> Iterator[None]:
-    """Turn what transformers raises about missing, unreachable or broken files into one sentence."""
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    """Turn what transformers raises about missing, unreachable or broken files and packages into one sentence."""
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
     from safetensors import SafetensorError
 
     try:
         yield
-    except (OSError, HFValidationError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         causes = [error.__cause__, error.__context__, error]
         if any(isinstance(cause, GatedRepoError) for cause in causes):
             raise UserError(
@@ -135,13 +164,17 @@ def _hint(name: str) -> str:
     return " (did you mean 'pocket'?)" if get_close_matches(name, ["pocket"], cutoff=0.4) else ""
 
 
-def _check_class(name: str, config: dict[str, Any]) -> None:
+def _checked_class(name: str, config: dict[str, Any]) -> str:
+    """The name of the checkpoint's class, if a family has it or the generic one may try it."""
     from difflib import get_close_matches
+
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     from vlprune.models import list_families
 
     known = [kind for family in list_families() for kind in family.classes]
     kind = (config.get("architectures") or [f"model of type {config.get('model_type')!r}"])[0]
-    if kind not in known:
+    if kind not in known and kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values():
         near = get_close_matches(kind, known, n=1, cutoff=0.0)[0]
         raise UserError(f"--model {name} is a {kind}, which is not supported; the nearest supported class is {near}.")
+    return str(kind)

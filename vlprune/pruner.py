@@ -80,11 +80,13 @@ def attach(
 @dataclass
 class _Prompt:
     """A shortened prompt: its embeddings (B, S, d), and what the decoder adds at `visual` (B, S) tokens in its first
-    layers, `deep` with one (B, S, d) per layer, empty for most models. `plan` is what the decoder's layers drop."""
+    layers, `deep` with one (B, S, d) per layer, empty for most models. `places` (B, L) are the positions that the model
+    gave the whole prompt, None where it left them to the decoder. `plan` is what the decoder's layers drop."""
 
     embeds: Tensor
     visual: Tensor
     deep: list[Tensor]
+    places: Tensor | None = None
     plan: Plan | None = None
 
     def window(self, start: int, stop: int, copies: int) -> "_Prompt":
@@ -93,7 +95,7 @@ class _Prompt:
         def cut(values: Tensor) -> Tensor:
             return values[:, start:stop].repeat_interleave(copies, dim=0)
 
-        return _Prompt(cut(self.embeds), cut(self.visual), [cut(layer) for layer in self.deep], self.plan)
+        return _Prompt(cut(self.embeds), cut(self.visual), [cut(layer) for layer in self.deep], plan=self.plan)
 
 
 @dataclass
@@ -201,7 +203,14 @@ class Pruner:
                 wanted = self._first.needs_attention
                 first = {"pixel_values": inputs["pixel_values"][:1].to(self.model.device)}
                 with torch.no_grad():
-                    see(self.model, self.family, inputs["input_ids"][:1], first, self._cache, wanted)
+                    see(
+                        self.model,
+                        self.family,
+                        inputs["input_ids"][:1].to(self.model.device),
+                        first,
+                        self._cache,
+                        wanted,
+                    )
                 return self._answers(inputs, questions, options)
             alone = [framed(self.processor, image, [question]) for question in questions]
             return [self._answers(one, [question], options)[0] for one, question in zip(alone, questions)]
@@ -362,6 +371,7 @@ class Pruner:
         columns = torch.arange(mask.shape[1], device=ids.device).expand(len(ids), -1)
         layout, prompt = self._plan(ids, mask, kwargs, cache, columns)
         assert prompt is not None
+        columns = columns if prompt.places is None else prompt.places
         places = self._position_ids(layout, mask, kwargs.get("position_ids"), columns)
         for name in self.family.vision_inputs:
             kwargs.pop(name, None)
@@ -485,7 +495,10 @@ class Pruner:
         for placeholder in self._placeholders:
             visual |= ids == placeholder
         deep = [layout.gather(F.pad(layer, (0, 0, begin, 0))) for layer in found.deep or []]
-        prompt = _Prompt(layout.gather(found.embeds), layout.gather(visual) & (layout.mask != 0), deep)
+        places = found.positions if begin == 0 else None
+        places = places.expand_as(ids) if places is not None and places.ndim == 2 else None
+        visual = layout.gather(visual) & (layout.mask != 0)
+        prompt = _Prompt(layout.gather(found.embeds), visual, deep, places)
         if self._stages is not None and units:
             held, depth = first.after if first is not None else 0, len(self._stages.layers)
             prompt.plan = make_plan(self._stages.method, depth, units, new, layout, held, self.family.varying)

@@ -21,7 +21,10 @@ FORMAT_HINTS = (
 )
 
 #: Where configs name token ids that are no words.
-SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "vision_start_token_id", "vision_end_token_id")
+SPECIAL = (
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+    *("vision_start_token_id", "vision_end_token_id", "boi_token_id", "eoi_token_id"),
+)
 
 #: What processors write between the frames of a video: "<1.5 seconds>" (Qwen3-VL), "Frame2:" (InternVL).
 FRAME_MARKS = (r"<\s*\d+(?:\.\d+)?\s*seconds\s*>", r"\bFrame-?\d+\s*:")

@@ -127,6 +127,27 @@ def photo(tmp_path_factory):
     return str(path)
 
 
+def write_film(path, frames, codec="libx264", every=12, rate=10, **options):
+    """A video of numpy frames (height, width, 3), `rate` a second, that can be entered `every` so many frames."""
+    import av
+
+    with av.open(str(path), "w", options=options) as container:
+        stream = container.add_stream(codec, rate=rate)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt, stream.codec_context.gop_size = "yuv420p", every
+        for frame in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def film(tmp_path_factory):
+    """60 frames of 64 x 48 pixels, each brighter than the one before."""
+    greys = [np.full((48, 64, 3), 4 * i, dtype=np.uint8) for i in range(60)]
+    return write_film(tmp_path_factory.mktemp("film") / "film.mp4", greys)
+
+
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
     """Run the program in this process, in an empty folder: its exit code, output and errors."""

@@ -99,7 +99,15 @@ def test_ask_in_words_with_a_picture(run, photo, checkpoint, tmp_path):
     ask = ("ask", photo, "what is it ?", "--model", checkpoint, "--keep", "4", "--show", "out.png")
     code, out, err = run(*ask)
     assert (code, err) == (0, "")
-    for piece in ("4 of 16", "all 16, by formula", "LLM FLOPs", "KV bytes", "selection", "wrote out.png"):
+    for piece in (
+        "kept 4 of 16 visual tokens.",
+        "4 of 16",
+        "all 16, by formula",
+        "LLM FLOPs",
+        "KV bytes",
+        "selection",
+        "wrote out.png",
+    ):
         assert piece in out
     assert Image.open(tmp_path / "out.png").width > 500
 
@@ -174,7 +182,7 @@ def test_an_answer_is_printed_as_it_is(run, photo, checkpoint, monkeypatch):
 def test_ctrl_c(run, photo, monkeypatch):
     from vlprune import cli
 
-    def stop(*args):
+    def stop(*args, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "load", stop)
@@ -188,3 +196,22 @@ def test_nothing_is_left_on_the_model(run, photo, checkpoint):
     before = torch.random.get_rng_state()
     run("ask", photo, "what is it ?", "--model", checkpoint, "--keep", "4", "--json")
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_bar_while_decoding(film, monkeypatch):
+    """Where somebody looks; what is piped elsewhere stays clean."""
+    import io
+    from pathlib import Path
+
+    from vlprune import cli
+
+    class Screen(io.StringIO):
+        looked_at = True
+
+        def isatty(self):
+            return self.looked_at
+
+    for Screen.looked_at in (True, False):
+        monkeypatch.setattr(sys, "stderr", Screen())
+        assert len(cli._video(Path(film), 4).frames) == 4
+        assert ("decoding film.mp4" in sys.stderr.getvalue()) == Screen.looked_at

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,53 @@ def test_keep_more_than_there_are(refused, photo, checkpoint):
     assert "--keep 577: the image has only 576" in refused("demo", "--keep", "577")
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--keep", "4", "--per-tile", "2"), "--keep 4 and --per-tile 2 contradict each other"),
+        (("--compete",), "--compete goes with --per-tile or --per-frame"),
+        (("--keep", "4", "--compete"), "with --keep, tiles and frames always compete"),
+        (("--per-frame", "2"), "--per-frame 2 is not for an image: say --per-tile"),
+        (("--per-tile", "2", "--per-frame", "2"), "--per-frame 2 is not for an image"),
+        (("--per-tile", "0"), "--per-tile"),
+        (("--per-tile", "many"), "--per-tile"),
+        (("--frames", "4"), "--frames 4 goes with a video, whose name ends in .mp4"),
+    ],
+)
+def test_budgets_that_contradict_themselves(refused, photo, options, says):
+    assert says in refused("ask", photo, "what is it?", *options)
+
+
+def test_videos(refused, film, checkpoint, tmp_path, monkeypatch):
+    assert "--per-tile 2 is not for a video: say --per-frame" in refused("ask", film, "what is it?", "--per-tile", "2")
+    assert "--frames" in refused("ask", film, "what is it?", "--frames", "0")
+    assert "there is no file 'none.mp4'" in refused("ask", "none.mp4", "what is it?")
+    (tmp_path / "text.mp4").write_text("hello")
+    assert "is not a video" in refused("ask", "text.mp4", "what is it?")
+    for model in ("pocket", checkpoint):
+        assert f"--model {model} takes images only" in refused("ask", film, "what is it?", "--model", model)
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert "pip install 'vlprune[video]'" in refused("ask", film, "what is it?")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "processor_config.json"])
+def test_a_checkpoint_that_is_not_whole(refused, photo, checkpoint, tmp_path, name):
+    shutil.copytree(checkpoint, tmp_path / "part")
+    (tmp_path / "part" / name).unlink()
+    assert "cannot be loaded" in refused("ask", photo, "what is it?", "--model", "part")
+
+
+def test_weights_that_are_no_safetensors(refused, photo, checkpoint, tmp_path):
+    import torch
+    from safetensors.torch import load_file
+
+    shutil.copytree(checkpoint, tmp_path / "pickled")
+    weights = tmp_path / "pickled" / "model.safetensors"
+    torch.save(load_file(weights), tmp_path / "pickled" / "pytorch_model.bin")
+    weights.unlink()
+    assert "cannot be loaded" in refused("ask", photo, "what is it?", "--model", "pickled")
+
+
 def test_unknown_method(refused, photo):
     assert "did you mean 'script'?" in refused("ask", photo, "what is it?", "--method", "skript")
     assert "choose from" in refused("ask", photo, "what is it?", "--method", "zzz")
@@ -92,6 +140,7 @@ def test_missing_and_empty(refused, photo):
 
 def test_a_question_with_a_placeholder(refused, photo):
     assert "'<image>', which stands for an image" in refused("ask", photo, "is <image> red?")
+    assert "'<video>', which stands for a video" in refused("ask", photo, "is <video> red?")
     assert "max-new-tokens" in refused("ask", photo, "what?", "--max-new-tokens", "0")
 
 
@@ -103,7 +152,9 @@ def test_unsupported_class(refused, photo, checkpoint, tmp_path):
         (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "architectures": [kind]}))
         sentence = refused("ask", photo, "what is it?", "--model", "other")
         assert f"is a {kind}, which is not supported" in sentence
-        assert "LlavaForConditionalGeneration" in sentence
+        assert "the nearest supported class is" in sentence
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "model_type": "unheard_of"}))
+    assert "cannot be loaded" in refused("ask", photo, "what is it?", "--model", "other")
     (tmp_path / "other" / "config.json").write_text('{"model_type": "unheard_of"}')
     assert "model of type 'unheard_of'" in refused("ask", photo, "what is it?", "--model", "other")
 

@@ -4,10 +4,10 @@ import functools
 
 import pytest
 import torch
-from families import llava, others, qwen
-from families.case import IMAGE, Case, clip_tower, grid, llama, noise
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
+from ..families import llava, others, qwen
+from ..families.case import IMAGE, Case, clip_tower, grid, llama, noise
 from . import reference
 
 LAYERS = 6

@@ -8,7 +8,8 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-from families import reference as prompts
+
+from ..families import reference as prompts
 
 
 @dataclass

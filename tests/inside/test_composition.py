@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from families import reference as prompts
 
 from vlprune import Budget, DppOnly, FastV, PyramidDrop, Random, Script, SparseVLM, attach
 
+from ..families import reference as prompts
 from . import reference
 from .conftest import LAYERS, machine
 from .test_generate import GREEDY, METHODS, STEPS, TOLD, close, new_tokens, on_llava, over_cases, over_methods, stages

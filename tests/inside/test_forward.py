@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from families.case import IMAGE
 
 from vlprune import FastV, PyramidDrop, attach
 
+from ..families.case import IMAGE
 from . import reference
 from .conftest import machine
 from .test_generate import KEEP, METHODS, on_llava, over_cases, over_methods

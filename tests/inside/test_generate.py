@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from families import llava, others, qwen
 from packaging.version import Version
 from transformers import AttentionInterface, AttentionMaskInterface, CompileConfig, DynamicCache
 from transformers.masking_utils import flash_attention_mask
 
 from vlprune import Budget, FastV, PyramidDrop, SparseVLM, SparseVLMPlus, UnsupportedModel, attach
 
+from ..families import llava, others, qwen
 from . import reference
 from .conftest import CASES, LAYERS, LLAVA, deep, machine, made
 

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from families.case import Sample
 
 from vlprune import FastV, attach
 
+from ..families.case import Sample
 from . import reference
 from .conftest import machine
 from .test_generate import (

@@ -14,15 +14,23 @@ from transformers import (
     LlavaForConditionalGeneration,
     MistralConfig,
     Phi3Config,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
+    Qwen2VLForConditionalGeneration,
     Qwen3Config,
+    Qwen3VLForConditionalGeneration,
     SiglipVisionConfig,
 )
+from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 
 from vlprune.measure import LLMShape, llm_flops, paper_macs, vision_flops
 from vlprune.measure.flops import GATED
 
 from .tiny import SIZES, TOWER
+
+ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
 
 DECODERS = {
     "llama": LlamaConfig(**SIZES),
@@ -33,6 +41,15 @@ DECODERS = {
     "qwen3": Qwen3Config(**SIZES, head_dim=16),
     "gemma": GemmaConfig(**SIZES, head_dim=16),
     "phi3": Phi3Config(**SIZES),
+    "qwen2-vl": Qwen2VLTextConfig(**SIZES, rope_parameters=ROPE),
+    "qwen2.5-vl": Qwen2_5_VLTextConfig(**SIZES, rope_parameters=ROPE),
+    "qwen3-vl": Qwen3VLTextConfig(**SIZES, head_dim=16, rope_parameters=ROPE),
+}
+#: The models that these decoders come in, where a decoder has no causal model of its own.
+INSIDE = {
+    "qwen2_vl_text": (Qwen2VLForConditionalGeneration, {"embed_dim": 16, "depth": 1, "num_heads": 2}),
+    "qwen2_5_vl_text": (Qwen2_5_VLForConditionalGeneration, {"hidden_size": 16, "depth": 1, "num_heads": 2}),
+    "qwen3_vl_text": (Qwen3VLForConditionalGeneration, {"hidden_size": 16, "depth": 1, "num_heads": 2}),
 }
 TOWERS = {
     "clip": CLIPVisionConfig(**TOWER),
@@ -40,6 +57,15 @@ TOWERS = {
     "siglip, no head": SiglipVisionConfig(**TOWER, vision_use_head=False),
 }
 VICUNA = LLMShape(layers=32, width=4096, inner=11008, heads=32, kv_heads=32, head_width=128, vocabulary=32064)
+
+
+def decoder(name):
+    config = DECODERS[name]
+    if config.model_type not in INSIDE:
+        return AutoModelForCausalLM.from_config(config).eval()
+    kind, vision = INSIDE[config.model_type]
+    whole = kind.config_class(text_config=config.to_dict(), vision_config=vision)
+    return kind(whole).eval()
 
 
 def counted(call):
@@ -58,8 +84,7 @@ def test_every_known_decoder_is_checked_here():
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("tokens", [1, 7, 33])
 def test_prefill_equals_the_counter(name, tokens):
-    config = DECODERS[name]
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = decoder(name)
     ids = torch.randint(1, 90, (2, tokens))
     seen, _ = counted(lambda: model(ids, logits_to_keep=1))
     assert llm_flops(model, tokens, batch=2).prefill == seen
@@ -67,8 +92,7 @@ def test_prefill_equals_the_counter(name, tokens):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_generate_equals_the_counter(name):
-    config = DECODERS[name]
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = decoder(name)
     ids = torch.randint(1, 90, (1, 11))
     seen, out = counted(lambda: model.generate(ids, max_new_tokens=5, min_new_tokens=5, do_sample=False))
     assert out.shape[1] == 16

@@ -49,10 +49,10 @@ def test_maps_show_the_scores_where_they_lie(image):
 
 def test_kept_tokens_are_framed_in_place_and_numbered_in_order(image):
     kept = next(axes for axes in picture(image, record()).axes if "kept" in axes.get_title(loc="left"))
-    corners = [(patch.get_x() + 0.5, patch.get_y() + 0.5) for patch in kept.patches]
+    corners = [(patch.get_x(), patch.get_y()) for patch in kept.patches]
     assert corners == [(16 * (i % SIDE), 16 * (i // SIDE)) for i in (0, 7, 14, 20, 35)]
     numbers = {text.get_text(): text.get_position() for text in kept.texts}
-    assert numbers["1"] == (5.5 * 16 - 0.5, 5.5 * 16 - 0.5)  # token 35, chosen first
+    assert numbers["1"] == (5.5 * 16, 5.5 * 16)  # token 35, chosen first
     assert set(numbers) == {"1", "2", "3", "4"}  # 20 came without an order
     pixels = kept.get_images()[0].get_array()
     assert np.allclose(pixels[:16, :16], np.asarray(image)[:16, :16] / 255)

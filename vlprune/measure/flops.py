@@ -18,7 +18,10 @@ CONVENTIONS = {
 
 #: Decoders whose layers are q, k, v, o projections and a gated MLP of three products; tests check each of them against
 #: torch's counter.
-GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3")
+GATED = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "phi3"),
+    *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
+)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 import warnings
 from typing import Any
 
+from torch import Tensor
+
 from vlprune.models.base import Family, Stream, register_family, unsupported
 from vlprune.models.shape import Shape, squares
 
@@ -13,6 +15,18 @@ def image_token(config: Any) -> int | None:
         if isinstance(getattr(config, name, None), int):
             return getattr(config, name)
     return None
+
+
+def rows(encoded: Any) -> int:
+    """How many vectors a tensor holds, or a list of tensors.
+
+    >>> import torch
+    >>> rows(torch.zeros(2, 3, 8)), rows([torch.zeros(3, 8), torch.zeros(4, 8)])
+    (6, 7)
+    """
+    if isinstance(encoded, Tensor):
+        return encoded.shape[:-1].numel()
+    return sum(map(rows, encoded))
 
 
 class Generic(Family):
@@ -40,6 +54,10 @@ class Generic(Family):
         return [Stream("image", ("pixel_values",), "get_image_features", placeholder)]
 
     def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
+        encoded = getattr(output, "pooler_output", None)
+        count = sum(runs) if encoded is None else rows(encoded)
+        if count != sum(runs):
+            raise ValueError(f"input_ids has {sum(runs)} image placeholders, but the images have {count} tokens.")
         return [squares("image", "image", run) for run in runs]
 
 

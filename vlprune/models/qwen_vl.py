@@ -53,7 +53,7 @@ class Qwen2VL(Family):
 
     def project(self, model: Any, states: Tensor) -> Tensor:
         visual = model.base_model.visual
-        patches = states.reshape(-1, model.config.vision_config.hidden_size)
+        patches = states.reshape(-1, states.shape[2] // model.config.vision_config.spatial_merge_size**2)
         return visual.merger(patches).view(*states.shape[:2], -1)
 
     def watched(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlprune.record import Record
+    from vlprune.show.sheet import Sheet
 
 MAPS = {"redundancy": ("redundancy", "magma"), "relevance": ("relevance to the question", "viridis")}
 ORDER = "plasma"
@@ -30,16 +31,17 @@ class Mark(NamedTuple):
 
 
 def picture(
-    image: Image.Image,
+    image: Image.Image | Sequence[Image.Image],
     records: Record | Sequence[Record],
     *,
     titles: Sequence[str] | None = None,
     marks: Sequence[Sequence[Mark]] | None = None,
 ) -> Figure:
-    """Draw one row of panels per record; all records are of the same image, given as the model saw it (`as_seen`).
+    """Draw a strip of panels per record; all records are of the same image, given as the model saw it (`as_seen`).
 
-    A map that a method has no scores for is left out. `titles` and `marks` are one per record; a title is by default
-    the record's question.
+    Of a video, or of an image in tiles, `image` may be one for each of the record's parts: they make a contact sheet,
+    of 16 frames at most. A map that a method has no scores for is left out. `titles` and `marks` are one per record; a
+    title is by default the record's question.
 
     >>> import torch
     >>> from PIL import Image
@@ -50,29 +52,45 @@ def picture(
     """
     from matplotlib.figure import Figure
 
-    rows = list(records) if isinstance(records, Sequence) else [records]
-    if not rows:
+    from vlprune.show.sheet import lay_out
+
+    strips = list(records) if isinstance(records, Sequence) else [records]
+    if not strips:
         raise ValueError("records is empty: pass at least one Record.")
     for name, given in (("titles", titles), ("marks", marks)):
-        if given is not None and len(given) != len(rows):
-            raise ValueError(f"{name} has {len(given)} entries for {len(rows)} records: pass one per record.")
-    maps = [name for name in MAPS if any(getattr(record, name) is not None for record in rows)]
-    columns = 2 + len(maps)
-    figure = Figure(figsize=(SIDE * columns, (SIDE + 0.55) * len(rows)), layout="constrained", facecolor="white")
-    strips = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
-    for i, (strip, record) in enumerate(zip(strips, rows)):
+        if given is not None and len(given) != len(strips):
+            raise ValueError(f"{name} has {len(given)} entries for {len(strips)} records: pass one per record.")
+    maps = [name for name in MAPS if any(getattr(record, name) is not None for record in strips)]
+    sheets = [lay_out(image, record) for record in strips]
+    # one image has its panels in a row; small tiles and frames need larger panels, two in a row
+    several = any(sheet.several for sheet in sheets)
+    columns, side = (2, 2 * SIDE) if several else (2 + len(maps), SIDE)
+    rows = -(-(2 + len(maps)) // columns)
+    high, wide, _ = sheets[0].pixels.shape
+    height = side * min(2.0, max(0.4, high / wide))
+    size = (side * columns, (height * rows + 0.55) * len(strips))
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    drawn = figure.subfigures(len(strips), 1, squeeze=False)[:, 0]
+    for i, (strip, record, sheet) in enumerate(zip(drawn, strips, sheets)):
         title = titles[i] if titles is not None else record.query
         if title:
             strip.suptitle(_plain(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
-        panels = iter(strip.subplots(1, columns))
-        _image(next(panels), image, marks[i] if marks is not None else ())
+        panels = iter(strip.subplots(rows, columns).flat)
+        _image(next(panels), sheet, marks[i] if marks is not None else ())
         for name in maps:
-            _map(next(panels), image, record, name)
-        _kept(next(panels), image, record)
+            _map(next(panels), sheet, record, name)
+        _kept(next(panels), sheet, record)
+        for spare in panels:
+            spare.set_axis_off()
     return figure
 
 
-def save_picture(path: str | Path, image: Image.Image, records: Record | Sequence[Record], **options: Any) -> None:
+def save_picture(
+    path: str | Path,
+    image: Image.Image | Sequence[Image.Image],
+    records: Record | Sequence[Record],
+    **options: Any,
+) -> None:
     """Write `picture(image, records, ...)` to a file, in the format that its name ends in."""
     picture(image, records, **options).savefig(path, dpi=110)
 
@@ -81,83 +99,108 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")  # matplotlib would read what is between two as a formula
 
 
-def _frame(axes: Axes, title: str) -> None:
+def _frame(axes: Axes, sheet: Sheet, title: str, labels: Sequence[str] = ()) -> None:
+    from matplotlib.patheffects import withStroke
+
+    high, wide, _ = sheet.pixels.shape
+    axes.set_xlim(0, wide)
+    axes.set_ylim(high, 0)
     axes.set_title(title, fontsize=9, loc="left")
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set_visible(False)
+    outline = [withStroke(linewidth=2, foreground="white")]
+    for cell, label in zip(sheet.cells, labels):
+        axes.text(cell.box.left + 4, cell.box.top + 4, label, va="top", fontsize=7, path_effects=outline)
 
 
-def _image(axes: Axes, image: Image.Image, marks: Sequence[Mark]) -> None:
+def _canvas(axes: Axes, pixels: np.ndarray, **options: Any) -> None:
+    high, wide = pixels.shape[:2]
+    axes.imshow(pixels, extent=(0, wide, high, 0), interpolation="none", **options)
+
+
+def _image(axes: Axes, sheet: Sheet, marks: Sequence[Mark]) -> None:
     from matplotlib.patches import Circle
 
-    axes.imshow(image, interpolation="none")
+    _canvas(axes, sheet.pixels)
     for mark in marks:
+        x, y, radius = (sheet.scale * value for value in mark)
         for color, width in (("black", 2.6), ("white", 1.3)):
-            axes.add_patch(Circle((mark.x, mark.y), mark.radius, fill=False, color=color, lw=width))
-    _frame(axes, "image, with what is asked about" if marks else "image")
+            axes.add_patch(Circle((x, y), radius, fill=False, color=color, lw=width))
+    title = f"{sheet.title}, with what is asked about" if marks else sheet.title
+    _frame(axes, sheet, title, [cell.label for cell in sheet.cells])
 
 
-def _map(axes: Axes, image: Image.Image, record: Record, name: str) -> None:
+def _map(axes: Axes, sheet: Sheet, record: Record, name: str) -> None:
+    from matplotlib.patches import Rectangle
+
     title, colors = MAPS[name]
     scores: Tensor | None = getattr(record, name)
     if scores is None:
-        _frame(axes, f"no {name}")
+        _frame(axes, sheet, f"no {name}")
         axes.set_facecolor("0.95")
         return
-    box = (0, image.width, image.height, 0)
-    axes.imshow(image.convert("L"), cmap="gray", extent=box, interpolation="none")
-    values = _on_grid(scores, record.grid)
-    shown = axes.imshow(values, cmap=colors, alpha=0.78, extent=box, interpolation="nearest")
+    _canvas(axes, sheet.pixels.mean(axis=2), cmap="gray", vmin=0, vmax=1)
+    values = scores.detach().float().cpu().numpy()
+    for cell in sheet.cells:
+        left, top, wide, high = cell.box
+        shown = axes.imshow(
+            values[cell.tokens].reshape(cell.grid),
+            cmap=colors,
+            vmin=values.min(),
+            vmax=values.max(),
+            alpha=0.78,
+            extent=(left, left + wide, top + high, top),
+            interpolation="nearest",
+        )
+        if sheet.several:
+            axes.add_patch(Rectangle((left, top), wide, high, fill=False, color="white", lw=1.2))
     bar = axes.figure.colorbar(shown, ax=axes, shrink=0.75, pad=0.02, aspect=25)
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
     if bar.solids is not None:
         bar.solids.set_alpha(1)
-    _frame(axes, title)
+    _frame(axes, sheet, title)
 
 
-def _kept(axes: Axes, image: Image.Image, record: Record) -> None:
+def _kept(axes: Axes, sheet: Sheet, record: Record) -> None:
     """The kept patches in full colour on a faded image, framed by when they were chosen."""
     import numpy as np
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
     from matplotlib.patheffects import withStroke
 
-    rows, columns = record.grid
-    kept = record.kept.tolist()
-    visible = np.zeros(rows * columns, dtype=bool)
-    visible[kept] = True
-    tall, wide = image.height / rows, image.width / columns
-    down = (np.arange(image.height) / tall).astype(int).clip(0, rows - 1)
-    across = (np.arange(image.width) / wide).astype(int).clip(0, columns - 1)
-    mask = visible.reshape(rows, columns)[down][:, across, None]
-    pixels = np.asarray(image.convert("RGB"), dtype=np.float32) / 255
-    faded = 0.25 * pixels.mean(axis=2, keepdims=True) + 0.72
-    axes.imshow(np.where(mask, pixels, np.broadcast_to(faded, pixels.shape)), interpolation="none")
-
-    chosen = set(kept)
-    order = [token for token in record.order.tolist() if token in chosen] if record.order is not None else []
+    kept = set(record.kept.tolist())
+    order = [token for token in record.order.tolist() if token in kept] if record.order is not None else []
     colors = colormaps[ORDER](np.linspace(0, 0.92, max(1, len(order))))
-    place = {token: i for i, token in enumerate(order)}
-    for token in kept:
-        y, x = divmod(token, columns)
-        color = colors[place[token]] if token in place else "0.35"
-        axes.add_patch(Rectangle((x * wide - 0.5, y * tall - 0.5), wide, tall, fill=False, color=color, lw=1.1))
-    for i, token in enumerate(order[:NUMBERED]):
-        y, x = divmod(token, columns)
-        axes.text(
-            (x + 0.5) * wide - 0.5,
-            (y + 0.5) * tall - 0.5,
-            str(i + 1),
-            ha="center",
-            va="center",
-            fontsize=7,
-            fontweight="bold",
-            path_effects=[withStroke(linewidth=1.6, foreground="white")],
-        )
-    _frame(axes, f"kept {record.after} of {record.before}")
+    turn = {token: i for i, token in enumerate(order)}
+    mask = np.zeros(sheet.pixels.shape[:2], dtype=bool)
+    for cell in sheet.cells:
+        for i, token in enumerate(cell.tokens):
+            if token not in kept:
+                continue
+            left, top, wide, high = cell.place(i)
+            mask[round(top) : round(top + high), round(left) : round(left + wide)] = True
+            color = colors[turn[token]] if token in turn else "0.35"
+            axes.add_patch(
+                Rectangle((left, top), wide, high, fill=False, color=color, lw=0.7 if sheet.several else 1.1)
+            )
+            if turn.get(token, NUMBERED) < NUMBERED and not sheet.several:
+                axes.text(
+                    left + wide / 2,
+                    top + high / 2,
+                    str(turn[token] + 1),
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    fontweight="bold",
+                    path_effects=[withStroke(linewidth=1.6, foreground="white")],
+                )
+    faded = np.broadcast_to(0.25 * sheet.pixels.mean(axis=2, keepdims=True) + 0.72, sheet.pixels.shape)
+    _canvas(axes, np.where(mask[..., None], sheet.pixels, faded))
+    counts = [f"{len(kept.intersection(cell.tokens))} kept" for cell in sheet.cells] if sheet.several else []
+    _frame(axes, sheet, f"kept {record.after} of {record.before}", counts)
     if order:
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import ListedColormap
@@ -168,7 +211,3 @@ def _kept(axes: Axes, image: Image.Image, record: Record) -> None:
         bar.set_ticks([1, len(order)] if len(order) > 1 else [1], labels=["first", "last"][: len(order)])
         bar.ax.tick_params(labelsize=7, length=2)
         bar.outline.set_visible(False)
-
-
-def _on_grid(scores: Tensor, grid: tuple[int, int]) -> np.ndarray:
-    return scores.detach().float().cpu().numpy().reshape(grid)

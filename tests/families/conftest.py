@@ -1,0 +1,50 @@
+"""The families, and one tiny model of each, made once."""
+
+import functools
+
+import pytest
+import torch
+
+from . import llava, others, qwen
+
+CASES = [
+    llava.LlavaNext(),
+    llava.LlavaNextVideo(),
+    llava.LlavaOnevision(),
+    llava.VideoLlava(),
+    others.InternVL(),
+    qwen.Qwen2VL(),
+    qwen.Qwen25VL(),
+    qwen.Qwen3VL(),
+    others.Gemma3(),
+    others.Idefics3(),
+    others.PaliGemma(),
+    others.SmolVLM(),
+    others.VipLlava(),
+]
+
+
+@functools.cache
+def made(case):
+    return case.model()
+
+
+@pytest.fixture
+def model(case):
+    """The family's model; a test must leave it as it found it."""
+    yield made(case)
+    assert "generate" not in made(case).__dict__
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """The tensors are so small that a second thread only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
