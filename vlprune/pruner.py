@@ -202,15 +202,9 @@ class Pruner:
             if all(self.family.sliceable(stream, inputs) for stream in present(self.model, self.family, inputs)):
                 wanted = self._first.needs_attention
                 first = {"pixel_values": inputs["pixel_values"][:1].to(self.model.device)}
+                ids = inputs["input_ids"][:1].to(self.model.device)
                 with torch.no_grad():
-                    see(
-                        self.model,
-                        self.family,
-                        inputs["input_ids"][:1].to(self.model.device),
-                        first,
-                        self._cache,
-                        wanted,
-                    )
+                    see(self.model, self.family, ids, first, self._cache, wanted)
                 return self._answers(inputs, questions, options)
             alone = [framed(self.processor, image, [question]) for question in questions]
             return [self._answers(one, [question], options)[0] for one, question in zip(alone, questions)]
@@ -308,6 +302,8 @@ class Pruner:
 
     def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._call
+        if self._stages is not None:
+            self._stages.plan = None  # of a call that failed on its way to the decoder
         if call is not None:
             if call.prompt is None or any(kwargs.get("past_key_values") is cache for cache in call.filled):
                 return None

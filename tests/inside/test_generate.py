@@ -376,10 +376,11 @@ def test_a_failed_call_leaves_nothing_behind(case, model):
     plain = model.generate(**text, **GREEDY)
     with attach(model, FastV(keep=KEEP)):
         whole = model.generate(**batch, **GREEDY)
-        handle = model.get_decoder().layers[3].register_forward_pre_hook(lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            model.generate(**batch, **GREEDY)
-        handle.remove()
-        assert torch.equal(model.generate(**text, **GREEDY), plain)
+        for place in (model.model, model.get_decoder().layers[3], model.lm_head):
+            handle = place.register_forward_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                model(**batch)
+            handle.remove()
+            assert torch.equal(model.generate(**text, **GREEDY), plain)
         assert torch.equal(model.generate(**batch, **GREEDY), whole)
     assert torch.equal(model.generate(**text, **GREEDY), plain)
