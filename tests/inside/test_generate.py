@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import AttentionInterface, AttentionMaskInterface, CompileConfig, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, CompileConfig, DynamicCache, StaticCache
 from transformers.masking_utils import flash_attention_mask
 
 from vlprune import Budget, FastV, PyramidDrop, SparseVLM, SparseVLMPlus, UnsupportedModel, attach
@@ -100,6 +100,25 @@ def test_caches(case, model, mode, name):
             close(out.logits, logits)
 
 
+@on_llava
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_cache_that_is_reset(case, model, kind):
+    """It knows no more of the images that it held."""
+    if OLD and kind == "dynamic":
+        pytest.skip("this transformers resets a dynamic cache to zeros, and not to nothing")
+    batch, text = case.batch(case.samples("ragged")), case.batch([case.sample(4), case.sample(8), case.sample(6)])
+    config = model.config.get_text_config()
+    cache = StaticCache(config=config, max_cache_len=120) if kind == "static" else DynamicCache(config=config)
+    plain = model.generate(**text, **GREEDY)
+    with attach(model, PyramidDrop()):
+        for _ in range(2):
+            out = model.generate(**batch, **GREEDY, past_key_values=cache)
+            assert torch.equal(new_tokens(out, batch), known(case, "ragged", "pyramiddrop")[0])
+            cache.reset()
+            assert torch.equal(model.generate(**text, **GREEDY, past_key_values=cache), plain)
+            cache.reset()
+
+
 @over_cases
 @over_methods
 def test_keep_all_is_the_plain_model(case, model, name):
@@ -183,6 +202,7 @@ def flash_in_plain_torch(module, query, key, value, mask, scaling=None, position
     if mask is None:
         mask = torch.ones(rows, key.shape[2], dtype=torch.bool)
         if position_ids is not None and rows == 1 and size > 1:
+            assert position_ids.shape[-1] == size
             assert (position_ids.diff() == 1).all(), "these would be read as packed sequences"
     assert mask.ndim == 2
     width = mask.shape[1]  # of a static cache, what is filled

@@ -201,7 +201,7 @@ class _Run:
                 past_key_values=self.cache,
                 layer_idx=number,
             )
-            # Flash attention would read gaps in the positions as the ends of packed sequences.
+            # Positions serve only flash attention here, which reads gaps in them as the ends of packed sequences.
             view = {"attention_mask": mask, "position_ids": None}
             self.views[stage] = {**view, "position_embeddings": self._rotary(stage, hidden, kwargs)}
         return self.views[stage]
