@@ -47,6 +47,10 @@ class InsideMethod(Method):
     `keep` is what the last layers see. A subclass says in `stages` where the cuts are; by default each keeps the
     tokens that the last token of the prompt attends to most. Attention is computed anew for the rows that are looked
     at, from queries and keys, so that every attention implementation will do.
+
+    >>> from vlprune import PyramidDrop
+    >>> PyramidDrop(keep=72).steps(576, layers=32)[0]
+    Step(layer=8, keep=288, merged=0)
     """
 
     #: Whether kept tokens keep their positions ("original") or close the gaps ("renumbered"); m-RoPE keeps them.
@@ -98,7 +102,12 @@ class InsideMethod(Method):
 
 @dataclass(frozen=True)
 class Then(Method):
-    """A method before the LLM, and then one inside it: `Script(keep=192) + FastV(keep=64)`."""
+    """A method before the LLM, and then one inside it, which sees what the first left.
+
+    >>> from vlprune import FastV, Random
+    >>> (Random(keep=192) + FastV(keep=64)).name
+    'random+fastv'
+    """
 
     first: Method = None  # type: ignore[assignment]
     then: InsideMethod = None  # type: ignore[assignment]
