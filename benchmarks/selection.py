@@ -1,25 +1,42 @@
 """Script's selection against a plain torch loop, on this machine: `python benchmarks/selection.py [--device cuda]`.
 
 The baseline does what released pruning code does: it builds the n × n kernel and runs the greedy one image at a time
-with a host read (`.item()`) in every step. Both start from the same features and relevance and end with kept indices;
-the table prints medians and their ratio, and how many of the kept indices agree.
+with a host read (`.item()`) in every step. All start from the same features and relevance and end with kept indices on
+the device; the table prints medians, ratios to the baseline, and how many of the kept indices agree with it. "released"
+is the greedy's own set of k (the graph is scored too), "supplement" runs it for 2k ranks.
+
+On a GPU features are bfloat16, and the table has the torch functions (`use_fused(False)`) beside the fused kernels, the
+memory a call takes beyond its inputs, and the floor: the features read and the kernel matrix written once, or its
+products if they take longer, at the rates measured in the same run, plus one exchange between programs for every rank.
+
+`--growth PATH.json` times selection against n and against k instead, fits exponents, and draws PATH.png where there is
+matplotlib; `--plot PATH.json` draws from an earlier run.
 """
 
 import argparse
+import importlib.util
+import json
+import math
 import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vlprune.selection import select_script
+from vlprune.selection import select_script, use_fused
+
+ON_CPU = ((1, 576, 256, 64), (1, 576, 4096, 64), (5, 576, 4096, 64), (1, 2880, 4096, 320))
+ON_GPU = ((1, 576, 4096, 64), (5, 576, 4096, 64), (1, 2880, 4096, 320), (1, 10816, 4096, 1024))
+SIZES = (576, 1152, 2304, 4608, 9216, 18432, 36864, 65536)
+CHOICES = (16, 64, 256, 1024)
 
 
 def plain_loop(features: Tensor, relevance: Tensor, k: int) -> Tensor:
     kept = []
-    for x, r in zip(features, relevance):
+    for x, r in zip(features.float(), relevance):
         unit = torch.nn.functional.normalize(x, dim=-1)
         kernel = r[:, None] * (unit @ unit.T) * r[None, :]
         gain = kernel.diagonal().clone()
@@ -35,49 +52,188 @@ def plain_loop(features: Tensor, relevance: Tensor, k: int) -> Tensor:
     return torch.stack(kept)
 
 
+def loop(x: Tensor, r: Tensor, k: int) -> Callable[[], Tensor]:
+    return lambda: plain_loop(x, r, k)
+
+
+def script(x: Tensor, r: Tensor, k: int, rule: str, tau: float = 0.3) -> Callable[[], Tensor]:
+    return lambda: select_script(x, None, k, tau=tau, relevance=r, fusion=rule).kept
+
+
+def image(batch: int, n: int, d: int, device: str) -> tuple[Tensor, Tensor]:
+    """Tokens around forty centres, and relevance."""
+    g = torch.Generator(device).manual_seed(0)
+    centres = torch.randn(40, d, generator=g, device=device)
+    at = torch.randint(40, (batch, n), generator=g, device=device)
+    features = centres[at] + 0.7 * torch.randn(batch, n, d, generator=g, device=device)
+    relevance = torch.rand(batch, n, generator=g, device=device)
+    return features.to(torch.bfloat16 if device == "cuda" else torch.float32), relevance
+
+
 def median_ms(run: Callable[[], Tensor], device: str, repeats: int) -> float:
     times = []
-    for i in range(repeats + 2):
+    for i in range(repeats + 3):
         start = time.perf_counter()
         run()
         if device == "cuda":
             torch.cuda.synchronize()
-        if i >= 2:  # the first two warm up
+        if i >= 3:  # the first three warm up
             times.append(1000 * (time.perf_counter() - start))
     return statistics.median(times)
 
 
+def extra_mb(run: Callable[[], Tensor]) -> float:
+    """Megabytes that a call takes beyond its inputs, its first in these shapes: later ones may replay a recording."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def ceilings() -> tuple[float, float]:
+    """Bytes and bfloat16 operations a second that this GPU reaches on a large copy and a large product."""
+    source = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    copy = median_ms(lambda: target.copy_(source), "cuda", 9) / 1000
+    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    product = median_ms(lambda: a @ a, "cuda", 9) / 1000
+    return 2 * source.numel() / copy, 2 * 8192**3 / product
+
+
+def floor_ms(batch: int, n: int, d: int, ranks: int, rates: tuple[float, float]) -> float:
+    from exchange import exchange_ms
+
+    from vlprune.selection.fused.greedy import shares
+
+    moved = 2 * batch * n * d + 4 * batch * n * n
+    passes = max(moved / rates[0], batch * n * n * d / rates[1])  # half of 2n²d: the matrix is symmetric
+    _, share = shares(batch, n, torch.device("cuda", torch.cuda.current_device()))
+    return 1000 * passes + ranks * exchange_ms(math.ceil(n / share))
+
+
+def table(device: str, repeats: int) -> None:
+    rates = ceilings() if device == "cuda" else (0.0, 0.0)
+    if device == "cuda":
+        print(f"measured here: copies {rates[0] / 1e12:.2f} TB/s, bfloat16 products {rates[1] / 1e12:.0f} TFLOP/s")
+    print(
+        "| images | n | d | k | fusion | plain loop | torch | fused | faster | extra memory | floor | × floor | same |"
+    )
+    print("| ---: " * 4 + "| :--- " + "| ---: " * 8 + "|")
+    for batch, n, d, k in ON_GPU if device == "cuda" else ON_CPU:
+        x, r = image(batch, n, d, device)
+        want = plain_loop(x, r, k)
+        base = median_ms(loop(x, r, k), device, max(3, repeats // 3))
+        for rule in ("released", "supplement"):
+            run = script(x, r, k, rule)
+            with use_fused(False):
+                torch_ms = median_ms(run, device, max(3, repeats // 3) if device == "cuda" else repeats)
+                right = want if rule == "released" else run()
+            cells = [f"{batch} | {n:,} | {d:,} | {k:,} | {rule} | {base:.1f} ms | {torch_ms:.1f} ms"]
+            best = torch_ms
+            if device == "cuda":
+                with use_fused(True):
+                    best = median_ms(run, device, repeats)
+                    memory = extra_mb(script(x, r, k, rule, tau=0.31))
+                floor = floor_ms(batch, n, d, k if rule == "released" else min(2 * k, n), rates)
+                cells += [f"{best:.3f} ms | {base / best:.0f}× | {memory:.0f} MB | {floor:.3f} ms | {best / floor:.1f}"]
+            else:
+                cells += [f" | {base / best:.1f}× | | |"]
+            with use_fused(True):
+                kept = run().tolist()
+            same = sum(len(set(a) & set(b)) for a, b in zip(kept, right.tolist())) / right.numel()
+            print("|", " | ".join([*cells, f"{same:.2%}"]), "|", flush=True)
+
+
+def growth(path: Path, device: str, repeats: int) -> None:
+    """Against n, with k a ninth of it up to 1,024 and with k = 64, and against k at one n; exponents are fitted."""
+    d, points = 4096 if device == "cuda" else 256, []
+    sizes = SIZES if device == "cuda" else SIZES[:3]
+    middle = 9216 if device == "cuda" else 1152
+    runs = [("k = min(n/9, 1,024)", n, min(n // 9, 1024)) for n in sizes] + [("k = 64", n, 64) for n in sizes]
+    runs += [(f"n = {middle:,}", middle, k) for k in CHOICES]
+    for series, n, k in runs:
+        x, r = image(1, n, d, device)
+        point: dict = {"series": series, "n": n, "k": k}
+        point["ours_ms"] = median_ms(script(x, r, k, "released"), device, repeats)
+        if device == "cuda":
+            point["ours_mb"] = extra_mb(script(x, r, k, "released", tau=0.31))
+        if n <= 20_000:  # beyond, the loop's matrix alone is gigabytes
+            point["plain_ms"] = median_ms(loop(x, r, k), device, 1 if n > 4000 else 3)
+        points.append(point)
+        print(point, flush=True)
+    result = {"machine": machine(device), "channels": d, "points": points, "exponents": exponents(points)}
+    path.write_text(json.dumps(result, indent=1))
+    for series, fitted in exponents(points).items():
+        print(series, {name: round(value, 2) for name, value in fitted.items()})
+    if importlib.util.find_spec("matplotlib"):
+        plot(path)
+
+
+def exponents(points: list[dict]) -> dict[str, dict[str, float]]:
+    """For each series, the slope of log time over log n (or log k), by least squares over the upper points."""
+    fitted: dict[str, dict[str, float]] = {}
+    for series in dict.fromkeys(point["series"] for point in points):
+        axis = "k" if series.startswith("n") else "n"
+        for name in ("ours_ms", "plain_ms"):
+            found = [(math.log(p[axis]), math.log(p[name])) for p in points if p["series"] == series and name in p]
+            found = found[len(found) // 2 - 1 :] if len(found) > 3 else found
+            mean = [statistics.mean(column) for column in zip(*found)]
+            over = sum((a - mean[0]) ** 2 for a, _ in found)
+            fitted.setdefault(series, {})[name] = sum((a - mean[0]) * (b - mean[1]) for a, b in found) / over
+    return fitted
+
+
+def plot(path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    result = json.loads(path.read_text())
+    names = list(result["exponents"])
+    figure, axes = pyplot.subplots(1, len(names), figsize=(4.2 * len(names), 3.6), sharey=True)
+    for axis, series in zip(axes, names):
+        over = "k" if series.startswith("n") else "n"
+        for name, label in (("plain_ms", "plain loop"), ("ours_ms", "vlprune")):
+            found = [(p[over], p[name]) for p in result["points"] if p["series"] == series and name in p]
+            slope = result["exponents"][series][name]
+            axis.loglog(*zip(*found), marker="o", label=f"{label}, ~{over}^{slope:.2f}")
+        axis.set_title(series)
+        axis.set_xlabel(over)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    axes[0].set_ylabel("selection, ms")
+    figure.suptitle(result["machine"], fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path.with_suffix(".png"), dpi=130)
+
+
+def machine(device: str) -> str:
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    versions = f"torch {torch.__version__}"
+    if device == "cuda":
+        versions += f", Triton {importlib.import_module('triton').__version__}, bfloat16 features"
+    return f"{name}, {torch.get_num_threads()} threads, {versions}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--growth", type=Path, metavar="PATH.json")
+    parser.add_argument("--plot", type=Path, metavar="PATH.json")
     args = parser.parse_args()
-    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
-    print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32, medians of {args.repeats}")
-    print(
-        f"{'images':>6} {'n':>6} {'d':>5} {'k':>5}  {'plain loop':>11} {'greedy alone':>13} {'whole Script':>13}   same"
-    )
-    for batch, n, d, k in ((1, 576, 256, 64), (1, 576, 4096, 64), (5, 576, 4096, 64), (1, 2880, 4096, 320)):
-        torch.manual_seed(0)
-        centres = torch.randn(40, d)
-        features = (centres[torch.randint(40, (batch, n))] + 0.7 * torch.randn(batch, n, d)).to(args.device)
-        relevance = torch.rand(batch, n).to(args.device)
-
-        def script(rule: str, m: int = k, x: Tensor = features, r: Tensor = relevance) -> Tensor:
-            return select_script(x, None, m, relevance=r, fusion=rule).kept
-
-        def loop(x: Tensor = features, r: Tensor = relevance, m: int = k) -> Tensor:
-            return plain_loop(x, r, m)
-
-        base = median_ms(loop, args.device, args.repeats)
-        # "released" is the greedy's own set (the graph is scored too); "supplement" runs up to 2k ranks of it
-        alone = median_ms(lambda: script("released"), args.device, args.repeats)
-        whole = median_ms(lambda: script("supplement"), args.device, args.repeats)
-        same = (script("released") == loop()).float().mean().item()
-        print(
-            f"{batch:>6} {n:>6} {d:>5} {k:>5}  {base:8.1f} ms {alone:6.1f} ms {base / alone:3.1f}x "
-            f"{whole:6.1f} ms {base / whole:3.1f}x   {same:.0%}"
-        )
+    if args.plot:
+        plot(args.plot)
+        return
+    print(f"{machine(args.device)}, medians of {args.repeats}")
+    if args.growth:
+        with use_fused(True):
+            growth(args.growth, args.device, args.repeats)
+    else:
+        table(args.device, args.repeats)
 
 
 if __name__ == "__main__":

@@ -101,3 +101,17 @@ def parity_permutation(seed, n):
     g.shuffle(even)
     g.shuffle(odd)
     return [(even if i % 2 == 0 else odd)[i // 2] for i in range(n)]
+
+
+def farthest(tokens, k):
+    """Farthest-point choice by 1 − cosine; the first token is the one whose nearest neighbour is farthest."""
+    n = len(tokens)
+    apart = [[1.0 - cosine(a, b) for b in tokens] for a in tokens]
+    left = [min((apart[i][j] for j in range(n) if j != i), default=math.inf) for i in range(n)]
+    chosen = []
+    for _ in range(k):
+        rest = [i for i in range(n) if i not in chosen]
+        best = max(left[i] for i in rest)
+        chosen.append(next(i for i in rest if left[i] >= best - TIE))
+        left = [min(apart[i][j] for j in chosen) for i in range(n)]
+    return chosen

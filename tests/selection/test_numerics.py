@@ -66,7 +66,7 @@ def test_any_dtype_is_computed_in_float32(dtype, device):
     results = everything(x, q)
     assert {t.dtype for t in results} == {torch.float32, torch.int64}
     assert {t.device for t in results} == {x.device}
-    assert_same(results, everything(x.float(), q.float()))
+    assert_same(results, everything(x.float(), q.float()), exact=device == "cpu")
 
 
 def test_mixed_dtypes_are_fine():

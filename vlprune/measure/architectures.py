@@ -76,7 +76,7 @@ class Architecture:
 
     def inputs(self, model: Any, text: int = 64, batch: int = 1) -> dict[str, Tensor]:
         """A prompt of `text` words, in front of and behind the visual tokens, `batch` times."""
-        ids = torch.randint(1000, 30000, (batch, text), generator=torch.Generator().manual_seed(0))
+        ids = torch.randint(1000, 30000, (1, text), generator=torch.Generator().manual_seed(0)).repeat(batch, 1)
         front = text // 2
         visual = torch.full((batch, self.tokens), self.placeholder)
         ids = torch.cat([ids[:, :front], visual, ids[:, front:]], dim=1)

@@ -1,7 +1,9 @@
-"""When the fused GPU kernels are used, and how to switch them off.
+"""When the fused GPU kernels are used, and how to switch them on.
 
-Tensors on a CUDA device go to `vlprune.selection.fused` (Triton), all others to plain torch. `VLPRUNE_FUSED=0` in the
-environment or `use_fused(False)` sends everything to torch. Where the kernels cannot run, torch is used after one warning.
+With `VLPRUNE_FUSED=1` in the environment or `use_fused(True)`, tensors on a CUDA device go to `vlprune.selection.fused`
+(Triton); all others go to plain torch. Off by default as long as some of their tests on a GPU do not pass: beyond the
+rank of the features, and where a cosine lies on the threshold, they round differently from the torch functions. Where
+the kernels cannot run, torch is used after one warning.
 """
 
 import importlib
@@ -10,13 +12,13 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-_enabled = os.environ.get("VLPRUNE_FUSED", "1") != "0"
+_enabled = os.environ.get("VLPRUNE_FUSED", "0") == "1"
 
 
 @contextmanager
@@ -42,14 +44,14 @@ def fused_for(x: Tensor) -> ModuleType | None:
     return _kernels(x.device.index)
 
 
-@lru_cache(maxsize=None)  # one import, and one warning a device
+@cache  # one import, and one warning a device
 def _kernels(device: int) -> ModuleType | None:
     reason = ""
     if torch.version.cuda is None:
         reason = "they need an NVIDIA GPU"
     elif importlib.util.find_spec("triton") is None:
         reason = "Triton is not installed"
-    elif not hasattr(importlib.import_module("triton.runtime.jit").JITFunction, "_pack_args"):
+    elif tuple(map(int, importlib.import_module("triton").__version__.split(".")[:2])) < (3, 3):
         reason = "they need Triton 3.3 or newer"
     elif torch.cuda.get_device_capability(device) < (8, 0):
         reason = f"{torch.cuda.get_device_name(device)} is older than sm_80"

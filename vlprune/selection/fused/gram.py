@@ -1,11 +1,12 @@
 """All cosines, tile by tile on the tensor cores: summed up for the graph as they come, and stored only if asked to.
 
-A tile is X_a · X_bᵀ of the features as they are, times the inverse lengths. Products of bfloat16 or float16 values are exact
-in float32; float32 values are split in three TF32 products. Tensor cores truncate when they accumulate, which over 4,096
-channels would bias a cosine by 1e-5, so each BK channels start from zero and are added up in plain float32.
+A tile is X_a · X_bᵀ of the features as they are, times the inverse lengths. Products of bfloat16 or float16 values are
+exact in float32; float32 values are split in three TF32 products. Tensor cores truncate when they accumulate, which
+over thousands of channels adds up, so each BK channels start from zero and are added in plain float32.
 """
 
-from functools import lru_cache
+from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -53,6 +54,7 @@ def _gram(
     BM: tl.constexpr,
     BK: tl.constexpr,
     EVEN: tl.constexpr,
+    WIDEN: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """One BM × BM tile of cosines between `rows` and `cols` tokens; only tiles on or above the diagonal unless SPLIT.
@@ -98,6 +100,8 @@ def _gram(
             else:
                 a = tl.load(xa + k[None, :], mask=(k < d)[None, :], other=0.0)
                 c = tl.load(xc + k[None, :], mask=(k < d)[None, :], other=0.0)
+            if WIDEN:
+                a, c = a.to(tl.float32), c.to(tl.float32)
             # `one` is 1: a plain sum would be folded into the tensor cores' truncating accumulator
             cos += tl.dot(a, tl.trans(c), input_precision="tf32x3") * one
         cos *= inv_a[:, None] * inv_c[None, :]
@@ -152,17 +156,17 @@ def gram(
     weighted: bool = False,
     graph: str | None = None,
     tau: float = 0.0,
-) -> tuple[Tensor | None, Tensor | None]:
+) -> tuple[Any, Any]:
     """The kernel of tokens `at` (B, c) or all (B, n, n), where `store`, and partial sums (·, tiles, B, n) for `graph`.
 
     `graph` is one of `vlprune.selection.graph.GRAPHS`, or "nearest" for the largest cosine to another token. The kernel
-    is `weighted`, or holds plain cosines.
+    is `weighted`, or holds plain cosines. What was not asked for is None.
     """
     B, n, d = x.shape
     count = n if at is None else at.shape[1]
     split = not store and graph in ("bipartite", "random") and n > 1
     rows, cols = (n - n // 2, n // 2) if split else (count, count)
-    bm, bk = tile(B, rows), (32 if x.dtype == torch.float32 else 64)
+    bm, bk = tile(B, rows, x.device), (32 if x.dtype == torch.float32 else 64)
     down, across = blocks(rows, bm), blocks(cols, bm)
     kernel = torch.empty(B, rows, rows, dtype=torch.float32, device=x.device) if store else None
     sums = 1 if graph == "nearest" else 3
@@ -190,14 +194,23 @@ def gram(
         BM=bm,
         BK=bk,
         EVEN=d % bk == 0,
+        WIDEN=x.device.type == "cpu",  # Triton's interpreter does not multiply bfloat16
         GROUP=8,
     )
     return kernel, parts
 
 
-def tile(B: int, rows: int) -> int:
-    """The side of a tile: small while large ones would not fill the device."""
-    return 128 if B * blocks(rows, 128) ** 2 >= 256 else 64
+def tile(B: int, rows: int, device: torch.device) -> int:
+    """The side of a tile: small while large ones would not fill the device, or do not fit its shared memory."""
+    return 128 if B * blocks(rows, 128) ** 2 >= 256 and _roomy(device) else 64
+
+
+@cache
+def _roomy(device: torch.device) -> bool:
+    """Whether a program can have 160 KiB of shared memory, as on A100 and H100; desktop GPUs have 99."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0))
 
 
 def sides(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -211,7 +224,7 @@ def sides(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
 _drawn: set[tuple[int, torch.device]] = set()
 
 
-@lru_cache(maxsize=64)
+@cache  # recorded graphs read them
 def _sides(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     at = torch.randperm(n, generator=torch.Generator().manual_seed(0), device="cpu")
     side = torch.zeros(n, dtype=torch.int8)

@@ -1,20 +1,21 @@
 """The greedy as one launch: all steps of all images, whether by determinant (Script) or by distance (DivPrune).
 
-An image's tokens are shared out to P programs, each of which keeps the state of its own in registers. In each step every
-program publishes its best token in two words, reads all words, and so knows the choice; there is no other barrier. The
-launch is cooperative and has at most one program a multiprocessor: either all of them run at once or the launch fails, so
-that none waits for one that cannot start.
+An image's tokens are shared out to P programs, each of which keeps the state of its own in registers. In each step
+every program publishes its best token in two words, reads all words, and so knows the choice. The launch is cooperative
+and has at most one program a multiprocessor: either all of them run at once or the launch fails, so that none waits for
+one that cannot start.
 
-A step by itself reads all of u, to which it adds one column, and a row of the kernel. So rows are made ahead: when a token is
-chosen whose row is not there, the rows of the Q tokens that look best are made in one pass over u (and over the features, if
-there is no kernel matrix), and brought up to date as others are chosen. Most choices then find their row in registers.
+A step by itself reads all of u, to which it adds one column, and a row of the kernel. So rows are made ahead: when a
+token is chosen whose row is not there, the rows of the tokens that look best are made in one pass over u (and over the
+features, if there is no kernel matrix), and brought up to date as others are chosen. Most choices then find their row
+in registers, and what programs have to tell each other is in the words. Before they read each other's u there is a
+barrier, which releases and acquires at GPU scope.
 
-Words, and the v² that others may read, lie in two alternating buffers. A program writes a buffer again only after all have
-published the step in between, that is, after all have read it. Publishing releases and reading acquires, at GPU scope.
+Words lie in two alternating buffers. A program writes one again only after all have published the step in between,
+which each does after it has read the buffer.
 """
 
-from functools import lru_cache
-from typing import Any
+from functools import cache
 
 import torch
 import triton
@@ -36,34 +37,41 @@ def _unpack(words):
 
 
 @triton.jit
-def _publish(slot, top, lane, value, tag, P: tl.constexpr):
-    """Tell the others this program's largest value, and the lane it would choose with its value.
-
-    All that the program wrote before is visible to whoever reads the words.
-    """
-    tag = tag & 0xFFFF
-    tl.debug_barrier()
-    tl.atomic_xchg(slot, _pack(top, lane * 65536 + tag), sem="relaxed", scope="gpu")
-    tl.atomic_xchg(slot + P, _pack(value, tag), sem="release", scope="gpu")
-
-
-@triton.jit
-def _acquire(slots):
+def _read(slots):
     return tl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.b64 $0, [$1];", "=l,l", [slots.to(tl.int64)], dtype=tl.int64, is_pure=False, pack=1
+        "ld.relaxed.gpu.global.b64 $0, [$1];", "=l,l", [slots.to(tl.int64)], dtype=tl.int64, is_pure=False, pack=1
     )
 
 
 @triton.jit
-def _collect(slots, tag, P: tl.constexpr, LANES: tl.constexpr):
-    """All programs' words once they are of this step. LANES is no less than the threads, so that no lane is read twice."""
-    at = slots + tl.minimum(tl.arange(0, LANES), P - 1)
+def _exchange(slots, p, top, lane, value, tag, P, LANES: tl.constexpr):
+    """Publish this program's largest value, and the lane it would choose with its value; return all programs'.
+
+    LANES is no less than the threads, so that no word is read by two threads, which might see different ones.
+    """
     tag = tag & 0xFFFF
-    tops, values = _acquire(at), _acquire(at + P)
+    tl.atomic_xchg(slots + p, _pack(top, lane * 65536 + tag), sem="relaxed", scope="gpu")
+    tl.atomic_xchg(slots + P + p, _pack(value, tag), sem="relaxed", scope="gpu")
+    at = slots + tl.minimum(tl.arange(0, LANES), P - 1)
+    tops, values = _read(at), _read(at + P)
     while tl.min((((tops & 0xFFFF) == tag) & ((values & 0xFFFF) == tag)).to(tl.int32), 0) == 0:
-        tops, values = _acquire(at), _acquire(at + P)
-    tl.debug_barrier()
+        tops, values = _read(at), _read(at + P)
     return tops, values
+
+
+@triton.jit
+def _barrier(slots, p, tag, P, LANES: tl.constexpr):
+    """What any program wrote before is visible to all after."""
+    tl.debug_barrier()
+    tl.atomic_xchg(slots + p, tag.to(tl.int64), sem="release", scope="gpu")
+    at = slots + tl.minimum(tl.arange(0, LANES), P - 1)
+    words = _read(at)
+    while tl.min((words == tag).to(tl.int32), 0) == 0:
+        words = _read(at)
+    tl.inline_asm_elementwise(
+        "fence.acq_rel.gpu; mov.b64 $0, $1;", "=l,l", [words], dtype=tl.int64, is_pure=False, pack=1
+    )
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -79,6 +87,16 @@ def _first(value, least, key):
 
 
 @triton.jit
+def _choice(tops, values, least, share, P, LANES: tl.constexpr):
+    """The token named by the lowest program that reaches `least`, its value, and all programs' tokens and values."""
+    program = tl.minimum(tl.arange(0, LANES), P - 1)
+    scores, tokens = _unpack(tops), program * share + ((tops >> 16) & 0xFFFF).to(tl.int32)
+    j, _ = _first(scores, least, tokens)  # shares are in order, so the lowest program has the lowest token
+    own = tl.max(tl.where(tokens == j, _unpack(values), float("-inf")), 0)
+    return j, own, scores, tokens
+
+
+@triton.jit
 def _start(kernel, table, base, size, i, mine, n, ROWS: tl.constexpr, DISTANCE: tl.constexpr):
     """What a token i begins with: the kernel's diagonal, or the distance of its nearest neighbour."""
     if DISTANCE:
@@ -91,32 +109,27 @@ def _start(kernel, table, base, size, i, mine, n, ROWS: tl.constexpr, DISTANCE: 
 
 
 @triton.jit
-def _likely(scores, tokens, j, Q: tl.constexpr):
-    """Token j and those of the Q − 1 best scores, −1 where there are not so many."""
-    slot = tl.arange(0, Q)
-    ahead = tl.where(slot == 0, j, -1)
-    scores = tl.where(tokens == j, float("-inf"), scores)
-    best = tl.max(scores, 0)
-    q = 1
-    while (q < Q) & (best > float("-inf")):
-        token, _ = _first(scores, best, tokens)
-        ahead = tl.where(slot == q, token, ahead)
-        scores = tl.where(tokens == token, float("-inf"), scores)
+def _likely(scores, tokens, j, Q: tl.constexpr, AHEAD: tl.constexpr):
+    """Token j and those of the AHEAD − 1 best scores, −1 where there are not so many, in Q places."""
+    place = tl.arange(0, Q)
+    ahead = tl.where(place == 0, j, -1)
+    for q in range(1, AHEAD):
+        scores = tl.where(tokens == j, float("-inf"), scores)
         best = tl.max(scores, 0)
-        q += 1
+        j = tl.min(tl.where(scores == best, tokens, 0x3FFFFFFF), 0)
+        ahead = tl.where(place == q, tl.where(best > float("-inf"), j, -1), ahead)
     return ahead
 
 
 @triton.jit
 def _rows(
-    kernel, x, table, u, base, size, ahead, i, mine, t, n, d, one,
-    DISTANCE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, Q: tl.constexpr,
-    CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
+    kernel, x, table, u, base, size, ahead, i, mine, t, n, d, depth, one, DISTANCE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, Q: tl.constexpr, CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """What is left of the kernel after t steps, at rows `ahead` and this program's tokens i, and among `ahead`.
 
-    Tensor cores truncate as they accumulate, so every product starts from zero and is added in plain float32; `one` is 1
-    and keeps the compiler from folding the sum back in.
+    Tensor cores truncate as they accumulate, so every product starts from zero and is added in plain float32; `one`
+    is 1 and keeps the compiler from folding the sum back in.
     """
     a = tl.maximum(ahead, 0)
     here = tl.where(mine, i, 0)
@@ -146,8 +159,8 @@ def _rows(
         for first in range(0, t, CHUNK):
             s = first + tl.arange(0, CHUNK)
             on = (s < t)[None, :]
-            ua = tl.load(u + (base + a)[:, None] * DEPTH + s[None, :], mask=on, other=0.0)
-            ui = tl.load(u + (base + here)[:, None] * DEPTH + s[None, :], mask=mine[:, None] & on, other=0.0)
+            ua = tl.load(u + (base + a)[:, None] * depth + s[None, :], mask=on, other=0.0)
+            ui = tl.load(u + (base + here)[:, None] * depth + s[None, :], mask=mine[:, None] & on, other=0.0)
             left -= tl.dot(ui, tl.trans(ua), input_precision="tf32x3") * one
             among -= tl.dot(ua, tl.trans(ua), input_precision="tf32x3") * one
     return left, among
@@ -183,6 +196,8 @@ def _greedy(
     k,
     c,
     share,
+    P,
+    depth,
     eps,
     tolerance,
     one,
@@ -190,11 +205,11 @@ def _greedy(
     ROWS: tl.constexpr,
     POOL: tl.constexpr,
     LIST: tl.constexpr,
-    DEPTH: tl.constexpr,
-    P: tl.constexpr,
+    SHARED: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
     Q: tl.constexpr,
+    AHEAD: tl.constexpr,
     CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr,
     JITTER: tl.constexpr,
@@ -217,7 +232,6 @@ def _greedy(
     ahead = tl.full([Q], -1, tl.int32)
     left = tl.zeros([BLOCK, Q], tl.float32)
     among = tl.zeros([Q, Q], tl.float32)
-    shown = (slots + 8 * images * P).to(tl.pointer_type(tl.float32), bitcast=True)
     scale = 0.0
     tie = 0.0
     if DISTANCE:
@@ -228,15 +242,12 @@ def _greedy(
         if POOL:
             value = tl.where(pool | (t >= c), v2, float("-inf"))
         best = tl.max(value, 0)
-        if P > 1:
-            seen = shown + ((t % 2) * size + base)
-            tl.store(seen + i, v2, mask=mine)
-            slot = slots + ((t % 2) * images + b) * 2 * P
+        step = slots + ((t % 2) * images + b) * 8 * P  # four exchanges of two words a program
+        if SHARED:
             if JITTER:
                 _delay(t, p)
             named, reached = _first(value, best - tie, lane)
-            _publish(slot + p, best, named, reached, t + 1, P)
-            tops, values = _collect(slot, t + 1, P, LANES)
+            tops, values = _exchange(step, p, best, named, reached, t + 1, P, LANES)
             best = tl.max(_unpack(tops), 0)
         spent = t < 0
         if not DISTANCE:
@@ -247,34 +258,21 @@ def _greedy(
             if spent:  # go on by the diagonal
                 value = tl.where(value == float("-inf"), value, start)
                 best = tl.max(value, 0)
-                if P > 1:
-                    slot = slots + ((2 + t % 2) * images + b) * 2 * P
+                if SHARED:
                     named, reached = _first(value, best - tie, lane)
-                    _publish(slot + p, best, named, reached, t + 1, P)
-                    tops, values = _collect(slot, t + 1, P, LANES)
+                    tops, values = _exchange(step + 2 * P, p, best, named, reached, t + 1, P, LANES)
                     best = tl.max(_unpack(tops), 0)
-        if P > 1:
-            program = tl.minimum(tl.arange(0, LANES), P - 1)
-            named_lane = ((tops >> 16) & 0xFFFF).to(tl.int32)
-            scores, tokens = _unpack(tops), program * share + named_lane
-            key, _ = _first(scores, best - tie, program * 65536 + named_lane)
-            own = tl.max(tl.where(program == key // 65536, _unpack(values), float("-inf")), 0)
-            j = (key // 65536) * share + key % 65536
+        if SHARED:
+            j, own, scores, tokens = _choice(tops, values, best - tie, share, P, LANES)
             if fresh | (own < best - tie):  # what that program named is a tie for it, but not for all
-                other = (key // 65536) * share + lane
-                theirs = tl.load(seen + other, mask=(lane < share) & (other < n), other=float("-inf"))
-                if POOL:
-                    listed = tl.load(inside + base + other, mask=(lane < share) & (other < n), other=0) != 0
-                    theirs = tl.where(listed | (t >= c), theirs, float("-inf"))
-                if spent:
-                    real = theirs > float("-inf")
-                    begun = _start(kernel, first_values, base, size, other, real, n, ROWS, DISTANCE)
-                    theirs = tl.where(real, begun, theirs)
-                lowest, own = _first(theirs, best - tie, lane)
-                j = (key // 65536) * share + lowest
+                named, reached = _first(value, best - tie, lane)
+                named = tl.minimum(named, share - 1)
+                tops, values = _exchange(step + 4 * P, p, tl.max(value, 0), named, reached, t + 1, P, LANES)
+                j, own, scores, tokens = _choice(tops, values, best - tie, share, P, LANES)
         else:
             scores, tokens = value, lane
-            j, own = _first(value, best - tie, lane)
+            j = tl.min(tl.where(value >= best - tie, lane, 0x3FFFFFFF), 0)
+            own = tl.max(tl.where(lane == j, value, float("-inf")), 0)
         j = tl.minimum(j, n - 1)  # it always is, unless numbers are not finite
         if p == 0:
             token = j.to(tl.int64)
@@ -286,10 +284,14 @@ def _greedy(
             e = tl.zeros([BLOCK], tl.float32)
             if not spent:  # a spent token adds no direction; dividing by its v² would only magnify noise
                 if tl.max((ahead == j).to(tl.int32), 0) == 0:
-                    ahead = _likely(scores, tokens, j, Q)
+                    ahead = _likely(scores, tokens, j, Q, AHEAD)
+                    if SHARED:
+                        if JITTER:
+                            _delay(t + 1, p)
+                        _barrier(step + 6 * P, p, t + 1, P, LANES)
                     left, among = _rows(
-                        kernel, x, table, u, base, size, ahead, i, mine, t, n, d, one,
-                        DISTANCE, ROWS, DEPTH, BLOCK, Q, CHUNK, CHANNELS,
+                        kernel, x, table, u, base, size, ahead, i, mine, t, n, d, depth, one,
+                        DISTANCE, ROWS, BLOCK, Q, CHUNK, CHANNELS,
                     )  # fmt: skip
                 row = tl.sum(tl.where((ahead == j)[None, :], left, 0.0), 1)
                 if DISTANCE:
@@ -302,7 +304,7 @@ def _greedy(
                     among -= of_ahead[:, None] * of_ahead[None, :]
                     v2 -= e * e
             if not DISTANCE:
-                tl.store(u + (base + i) * DEPTH + t, e, mask=mine)
+                tl.store(u + (base + i) * depth + t, e, mask=mine)
             v2 = tl.where(mine & (chosen_at == k), v2, float("-inf"))
             tl.debug_barrier()
     tl.store(place + base + i, chosen_at, mask=mine)
@@ -319,15 +321,13 @@ def greedy(
     at: Tensor | None = None,
     share: int | None = None,
     jitter: bool = False,
-    tune: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """k choices (B, k) int64 and, per token, when it was chosen, k if never (B, n) int32.
 
-    From a kernel (B, n, n), or from features and their table. With `nearest`, each token's largest cosine to another (B, n),
-    the choice is by distance, and kernel holds cosines. `candidates` (B, c) come first; `at` (B, n) are the tokens' names.
-    `share` sets how many tokens a program takes and `jitter` delays programs at random, both for tests.
+    From a kernel (B, n, n), or from features and their table. With `nearest`, each token's largest cosine to another
+    (B, n), the choice is by distance, and kernel holds cosines. `candidates` (B, c) come first; `at` (B, n) are the
+    tokens' names. `share` sets how many tokens a program takes and `jitter` delays programs at random, for tests.
     """
-    tune = tune or {}
     source = kernel if kernel is not None else features[0]  # type: ignore[index]
     x, table = features if features is not None else (source, source)
     B, n = source.shape[:2]
@@ -341,16 +341,17 @@ def greedy(
     inside = place
     if candidates is not None:
         inside = torch.zeros(B, n, dtype=torch.int8, device=device).scatter_(1, candidates, 1)
-    warps = tune.get("warps", 1 if size <= 32 else 8)
-    options = {"num_warps": warps, "launch_cooperative_grid": P > 1}
+    # one warp needs no barrier of its own, but takes long to read the words of many programs
+    warps = 1 if size <= 32 and P <= 64 else 4 if size <= 128 else 8
+    stages = 3 if size <= 256 else 2 if size <= 512 else 1  # shared memory is 99 KiB on some
+    options = {"num_warps": warps, "num_stages": stages, "launch_cooperative_grid": P > 1}
     for start in range(0, B, images):
         count = min(images, B - start)
 
         def cut(t: Tensor, dim: int = 0, start: int = start, count: int = count) -> Tensor:
             return t if count == B else t.narrow(dim, start, count).contiguous()
 
-        # eight words a program, then two buffers of v²
-        slots = torch.zeros(8 * count * P + count * n, dtype=torch.int64, device=device) if P > 1 else order
+        slots = torch.zeros(16 * count * P, dtype=torch.int64, device=device) if P > 1 else order
         launch(
             _greedy,
             (P, count),
@@ -366,18 +367,18 @@ def greedy(
                 cut(order),
                 cut(place),
             ),
-            (n, x.shape[2], k, 0 if candidates is None else candidates.shape[1], share, eps, TIE, 1.0),
+            (n, x.shape[2], k, 0 if candidates is None else candidates.shape[1], share, P, depth, eps, TIE, 1.0),
             options=options,
             DISTANCE=nearest is not None,
             ROWS=kernel is None,
             POOL=candidates is not None,
             LIST=at is not None,
-            DEPTH=depth,
-            P=P,
+            SHARED=P > 1,
             LANES=max(power(P), 32 * warps),
             BLOCK=size,
-            Q=16,
-            CHUNK=tune.get("chunk", max(16, min(64, 8192 // size))),
+            Q=16,  # what a tensor core takes
+            AHEAD=16 if n > 2048 else 8,
+            CHUNK=32 if 1 < warps < 8 else 16,
             CHANNELS=max(16, min(64, 8192 // size)),
             JITTER=jitter,
         )
@@ -387,16 +388,16 @@ def greedy(
 def shares(B: int, n: int, device: torch.device) -> tuple[int, int]:
     """Images a launch, and tokens a program.
 
-    Never more programs than multiprocessors; at least 32 tokens a program, and at most 4,096, so that its state stays in
-    registers.
+    Never more programs than multiprocessors; at least 32 tokens a program, and at most 1,024, so that its state stays
+    in registers.
     """
     if device.type != "cuda":
         return B, n
     resident = _multiprocessors(device)
-    images = min(B, max(1, resident // blocks(n, 4096)))
+    images = min(B, max(1, resident // blocks(n, 1024)))
     return images, max(32, blocks(n, resident // images))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,7 +1,7 @@
 """Launching a Triton kernel again costs a few microseconds, not the fifty that it takes to look its arguments over.
 
-What Triton compiles depends on the arguments' types, on integers' values and on pointers' alignment. A call that is alike in
-all of them goes straight to the kernel compiled for the first such call.
+What Triton compiles depends on the arguments' types, on integers' values and on pointers' alignment. A call that is
+alike in all of them goes straight to the kernel compiled for the first such call.
 """
 
 from typing import Any
@@ -21,16 +21,17 @@ def launch(
         known = {name: value for name, value in options.items() if name != "launch_cooperative_grid"}
         kernel[grid](*tensors, *numbers, **constants, **known)
         return
+    whole = (*grid, 1)
     addresses = [tensor.data_ptr() for tensor in tensors]
     device = torch._C._cuda_getDevice()
     settings = (*constants.values(), *options.values())
     odd = tuple([address % 16 for address in addresses])
-    key = (kernel, device, grid, tuple([tensor.dtype for tensor in tensors]), odd, numbers, settings)
+    key = (id(kernel), device, grid, tuple([tensor.dtype for tensor in tensors]), odd, numbers, settings)
     runner = _runners.get(key)
     if runner is None:
         if len(_runners) >= 10_000:  # of ever new sizes
             _runners.clear()
-        _runners[key] = kernel[grid](*tensors, *numbers, **constants, **options)[(*grid, 1)]
+        _runners[key] = kernel[grid](*tensors, *numbers, **constants, **options)[whole]
     else:
         runner(*addresses, *numbers, *constants.values(), stream=torch._C._cuda_getCurrentRawStream(device))
 

@@ -33,9 +33,9 @@ def _score(
     degree = tl.zeros([BLOCK], tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     every = tl.zeros([BLOCK], tl.float32)
-    for tile in range(0, planes):
-        on = mine & (tile < tiles)
-        place = parts + tile * size + here
+    for at in range(0, planes):
+        on = mine & (at < tiles)
+        place = parts + at * size + here
         degree += tl.load(place, mask=on, other=0.0)
         total += tl.load(place + planes * size, mask=on, other=0.0)
         every += tl.load(place + 2 * planes * size, mask=on, other=0.0)
@@ -76,7 +76,7 @@ def _keep(
     rank, place, at, kept, n, m,
     GRAPH: tl.constexpr, LISTED: tl.constexpr, FUSE: tl.constexpr, LIST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One image: the m least redundant tokens (GRAPH), as a list, or fused (FUSE) with the tokens' places in the greedy.
+    """One image: the m least redundant tokens (GRAPH), as a list, or fused (FUSE) with their places in the greedy.
 
     Tokens whose scores are a run of ties go by index. Only the run across the border matters: what lies below it
     survives, and of the run itself the lowest indices do. The ranks are overwritten.
@@ -137,7 +137,7 @@ def score(parts: Tensor, side: Tensor, tau: float, gamma: float, graph: str, spl
     scores = torch.empty(B, n, dtype=torch.float32, device=parts.device)
     sided = graph != "full"
     first, second = (n // 2, n - n // 2) if sided else (n - 1, n - 1)
-    edge = tile(B, n - n // 2)
+    edge = tile(B, n - n // 2, parts.device)
     of_first, of_second = (blocks(first, edge), blocks(second, edge)) if split else (planes, planes)
     launch(
         _score,

@@ -1,4 +1,4 @@
-"""The public functions, put together from the kernels. Arguments have been checked by the torch functions' own checks."""
+"""The public functions, put together from the kernels. The torch functions have checked the arguments' shapes."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,6 +11,7 @@ from ..types import Selection
 from . import rank, report, vet
 from .gram import gram, sides
 from .greedy import greedy
+from .replay import replayed
 from .rows import measure, pool
 
 LIMIT = 1 << 29
@@ -94,22 +95,35 @@ def select_script(
     query: Tensor | None,
     m: int,
     *,
+    query_mask: Tensor | None,
+    relevance: Tensor | None,
+    **settings: Any,
+) -> Selection:
+    tensors = {"features": features, "query": query, "query_mask": query_mask, "relevance": relevance}
+    return replayed(_select_script, tensors, {"m": m, **settings})
+
+
+def _select_script(
+    *,
+    features: Tensor,
+    query: Tensor | None,
+    query_mask: Tensor | None,
+    relevance: Tensor | None,
+    m: int,
     tau: float,
     gamma: float,
     graph: str,
     kernel: str,
     fusion: str,
     rho: float,
-    query_mask: Tensor | None,
     sign: int,
-    relevance: Tensor | None,
 ) -> Selection:
     x, word = _plain(features), report.word(features.device)
     n = x.shape[1]
-    if query is None:
+    if relevance is not None:
         given = _plain(relevance).to(torch.float32)
         table, r = measure(x, word, given=given, kind=kernel), given
-    else:
+    elif query is not None:
         table = measure(x, word, pooled=_pooled(query, query_mask, word), sign=sign, kind=kernel)
         r = table[3]
     if fusion == "filter":
@@ -142,8 +156,8 @@ def _pooled(query: Tensor, mask: Tensor | None, word: Tensor) -> Tensor:
 def _worth_a_matrix(x: Tensor, n: int, k: int) -> bool:
     """Whether to make the n × n kernel at once: it has to fit, and k rows one by one have to be slower.
 
-    k rows move k·n·d values; the matrix takes n²·d products, at well over a hundred times that rate for 16-bit features and
-    fifty times for float32.
+    Rows are made sixteen at a time, from n·d values in memory, and about half of them are used. The matrix takes n²·d
+    products, for which tensor cores are fast enough from a sixty-fourth of the rows on (float32: a thirty-second).
     """
     return 4 * x.shape[0] * n * n <= LIMIT and n <= (64 if x.dtype != torch.float32 else 32) * k
 
