@@ -168,6 +168,6 @@ def _one_by_one(
                 visions.insert(i, vision)
         output = family.output(visions)
     for i in missing:  # a copy: a view would keep its batch alive
-        copies = {name: value.clone() for name, value in visions[i].tensors.items()}
+        copies: dict[str, Any] = {name: value.clone() for name, value in visions[i].tensors.items()}
         cache.put(keys[i], replace(visions[i], **copies))
     return Encoded(output, visions)

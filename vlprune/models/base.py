@@ -170,7 +170,8 @@ class Family(ABC):
             if values is None:
                 return visions
             parts = self.arranged(model, stream, values, inputs, shapes)
-            return [replace(vision, **{name: each(part)}) for vision, part in zip(visions, parts)]
+            changes: list[dict[str, Any]] = [{name: each(part)} for part in parts]
+            return [replace(vision, **change) for vision, change in zip(visions, changes)]
 
         visions = with_values("tower", self.states(model, stream, output, inputs), lambda part: part)
         if self.sliceable(stream, inputs):
