@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlprune.measure import Run
-    from vlprune.methods import Method
+    from vlprune.methods import Accounting, Method
     from vlprune.pruner import Pruner
     from vlprune.record import Record
     from vlprune.video import Clip
@@ -78,17 +78,39 @@ def prune(loaded: Loaded, method: Method, question: str) -> Pruner:
 
 def measured(loaded: Loaded, pruner: Pruner, inputs: dict[str, Any], **options: Any) -> Run:
     """The pruned answer, and what it cost."""
+    from dataclasses import replace
+
+    from vlprune.errors import UnsupportedModel
     from vlprune.measure import measure_generate
 
     try:
         run = measure_generate(loaded.model, inputs, pruner=pruner, **options)
     except ValueError as error:
-        if not str(error).startswith("keep="):
-            raise
-        raise UserError(f"--{error}".replace("--keep=", "--keep ")) from error
+        if str(error).startswith("keep="):
+            raise UserError(f"--{error}".replace("--keep=", "--keep ")) from error
+        raise UserError(f"--method {pruner.method.name}: {error}") from error  # what this model does not give
+    except UnsupportedModel as error:
+        raise UserError(f"--model {loaded.name}: {error}") from error
     if not pruner.records:
         raise UserError(f"--model {loaded.name}: family {pruner.family.name!r} prunes no videos.")
+    later = accounted(pruner.records).entering - sum(record.after for record in pruner.records)
+    if later:  # tokens that enter the LLM and are dropped inside it, for which the formula of FLOPs is not made
+        run = replace(run, visual_tokens=run.visual_tokens + later, flops=None)
     return run
+
+
+def accounted(records: Sequence[Record]) -> Accounting:
+    """The visual tokens of all records that entered the LLM, and how many of them a layer saw on average.
+
+    >>> import torch
+    >>> from vlprune.record import Record
+    >>> accounted([Record(torch.arange(2), before=4, after=2, grid=(2, 2))] * 3)
+    Accounting(entering=6, layer_average=6.0)
+    """
+    from vlprune.methods import Accounting
+
+    entering = sum(getattr(record, "entering", record.after) for record in records)
+    return Accounting(entering, float(sum(getattr(record, "layer_average", record.after) for record in records)))
 
 
 def together(records: Sequence[Record]) -> Record:
@@ -118,6 +140,12 @@ def together(records: Sequence[Record]) -> Record:
         found = [record.scores[name] for record in records if name in record.scores]
         return torch.cat(found) if found else None
 
+    inside: dict[str, Any] = {}  # what was dropped between the LLM's layers, where something was
+    if cuts := list(zip(*(getattr(record, "stages", ()) for record in records))):
+        inside["entered"] = accounted(records).entering
+        inside["stages"] = tuple(
+            (cut[0][0], torch.cat([kept + start for (_, kept), start in zip(cut, starts)])) for cut in cuts
+        )
     return replace(
         records[0],
         kept=torch.cat([record.kept + start for record, start in zip(records, starts)]),
@@ -134,6 +162,7 @@ def together(records: Sequence[Record]) -> Record:
         redundancy=joined("redundancy"),
         relevance=joined("relevance"),
         ranking=joined("ranking"),
+        **inside,
     )
 
 
@@ -150,6 +179,9 @@ def counts(records: Sequence[Record]) -> str:
     said = f"kept {record.after:,} of {record.before:,} visual tokens"
     if len(records) > 1:
         said += f" of {len(records)} images, which is what this model takes its tiles or frames for"
+    entering, average = accounted(records)
+    if average != record.after:
+        said += f" in the last layers ({entering:,} entered the LLM, whose layers saw {average:,.1f} on average)"
     before, after = record.structure
     return said + (f", and {after:,} of {before:,} structural ones (newlines and the like)." if before else ".")
 
@@ -187,7 +219,7 @@ def whole_cost(loaded: Loaded, run: Run, record: Record) -> dict[str, str]:
 
     if not LLMShape.knows(loaded.model):
         return {}
-    dropped = record.before - record.after + record.structure[0] - record.structure[1]
+    dropped = record.before - accounted([record]).entering + record.structure[0] - record.structure[1]
     prompt, new = run.prompt_tokens + dropped, int(run.new.shape[1])
     return {
         "LLM FLOPs": amount(llm_flops(loaded.model, prompt, new).total),
@@ -206,6 +238,7 @@ def chosen(record: Record) -> dict[str, Any]:
         "kind": record.kind,
         "before": record.before,
         "after": record.after,
+        **accounted([record])._asdict(),
         "structure": dict(zip(("before", "after"), record.structure)),
         "grid": list(record.grid),
         "parts": parts,

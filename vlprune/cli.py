@@ -9,26 +9,32 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import reduce
+from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Union
 
 import typer
 
 from vlprune import asking
 from vlprune.asking import decoded
+from vlprune.bench_cli import bench
 from vlprune.budget import Budget
 from vlprune.loading import UserError, load
 
 if TYPE_CHECKING:
     from PIL import Image
     from rich.console import Console
+    from rich.progress import Progress
 
     from vlprune.methods import Method
-    from vlprune.record import Record
     from vlprune.video import Clip
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 FRAMES = 16
+KEEP = 64
 
 app = typer.Typer(
     name="vlprune",
@@ -117,12 +123,23 @@ def _top(
 
 # --- options that commands share ------------------------------------------------------------------------------------
 
-MethodName = Annotated[str, typer.Option("--method", help="How tokens are chosen: see `vlprune methods`.")]
+MethodName = Annotated[
+    str, typer.Option("--method", help="How tokens are chosen: see `vlprune methods`; two may be joined by +.")
+]
 Keep = Annotated[str, typer.Option("--keep", help="Tokens to keep per image or video: a number (64) or a ratio (0.1).")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method, such as tau=0.2; may be repeated."),
 ]
+ModelName = Annotated[
+    str, typer.Option("--model", help="pocket, a folder, or the id of a model on the hub: see `vlprune models`.")
+]
+Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask about it.")]
+ClipName = Annotated[
+    str | None,
+    typer.Option("--clip", help="A CLIP or SigLIP (folder or hub id) that the model was built on, for relevance."),
+]
+Longest = Annotated[int, typer.Option("--max-new-tokens", min=1, help="The longest answer.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...; a GPU where there is one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -143,40 +160,96 @@ def _keep(text: str) -> int | float:
     return ratio
 
 
-def _settings(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """`["tau=0.2", "fusion=filter"]` as a dictionary, numbers as numbers."""
-    import ast
+def _method(
+    name: str, keep: str | Budget | None, pairs: Sequence[str] | None = None, preset: str | None = None
+) -> Method:
+    """The method that the options describe; "script+fastv" is one before the LLM and then one inside it.
 
-    found: dict[str, Any] = {}
+    Each of these takes the settings that it has. What `keep` does not say, a preset may; else it is 64.
+    """
+    names = name.split("+")
+    if len(names) > 1 and preset is not None:
+        raise UserError(f"--preset {preset} goes with one method, but --method {name} names {len(names)}.")
+    keeps = keep.split("+") if isinstance(keep, str) and len(names) > 1 else [keep]
+    if len(keeps) != len(names):
+        raise UserError(f"--method {name}: say what each of them is to keep, such as --keep 192+64.")
+    budgets = [_keep(part) if isinstance(part, str) else part for part in keeps]
+    settings = _settings(names, pairs)
+    made = [_one_method(one, budget, own, preset) for one, budget, own in zip(names, budgets, settings)]
+    try:
+        return reduce(add, made)
+    except TypeError:
+        raise UserError(
+            f"--method {name}: with + the first method must choose before the LLM, and the second one inside it."
+        ) from None
+
+
+def _one_method(name: str, keep: int | float | Budget | None, settings: dict[str, Any], preset: str | None) -> Method:
+    from vlprune.methods import get_method
+
+    presets = type(get_method(name)).presets
+    if preset is not None and preset not in presets:
+        hint = _nearest(preset, list(presets)) if presets else "it has none."
+        raise UserError(f"--preset {preset}: {name} has no such preset; {hint}")
+    given = {} if keep is None else {"keep": keep}
+    if keep is None and "keep" not in presets.get(preset or "", {}):
+        given = {"keep": KEEP}
+    try:
+        return get_method(name, preset=preset, **given, **settings)
+    except ValueError as error:
+        blamed = str(error).partition("=")[0]
+        option = "--set" if preset is None or blamed in settings else f"--preset {preset}:"
+        raise UserError(f"{option} {error}") from error
+
+
+def _settings(names: Sequence[str], pairs: Sequence[str] | None) -> list[dict[str, Any]]:
+    """`["tau=0.2", "layer=3"]` as a dictionary for each of the methods, each value of its field's type."""
+    from dataclasses import fields
+    from typing import get_type_hints
+
+    from vlprune.methods import get_method, list_methods
+
+    for name in names:
+        if name not in list_methods():
+            raise UserError(f"--method {name}: no such method; {_nearest(name, list_methods())}")
+    kinds = [type(get_method(name)) for name in names]
+    known = {field.name for kind in kinds for field in fields(kind)} - {"keep"}
+    found: list[dict[str, Any]] = [{} for _ in names]
     for pair in pairs or ():
-        name, sign, value = pair.partition("=")
-        if not sign or not name:
+        setting, sign, text = pair.partition("=")
+        if not sign or not setting:
             raise UserError(f"--set {pair}: write it as NAME=VALUE.")
-        try:
-            found[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            found[name] = value
-    if "keep" in found:
-        raise UserError("--set keep: use --keep.")
+        if setting == "keep":
+            raise UserError("--set keep: use --keep.")
+        if setting not in known:
+            hint = _nearest(setting, sorted(known)) if known else "it has none."
+            raise UserError(f"--set {pair}: {' and '.join(names)} has no such setting; {hint}")
+        for kind, own in zip(kinds, found):
+            if setting in {field.name for field in fields(kind)}:
+                own[setting] = _typed(pair, text, get_type_hints(kind)[setting])
     return found
 
 
-def _method(name: str, keep: int | float | Budget, settings: dict[str, Any]) -> Method:
-    from vlprune.methods import get_method, list_methods
+def _typed(pair: str, text: str, hint: Any) -> Any:
+    """A setting's text as a value of its field's type."""
+    from typing import get_args, get_origin
 
-    if name not in list_methods():
-        raise UserError(f"--method {name}: no such method; {_nearest(name, list_methods())}")
-    usual = get_method(name)
-    for setting, value in settings.items():
-        kind = type(getattr(usual, setting, None))
-        wanted = {int: "a whole number", float: "a number", str: "a word"}.get(kind)
-        fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-        if wanted is not None and not fits:
-            raise UserError(f"--set {setting}={value}: it must be {wanted}.")
-    try:
-        return get_method(name, keep=keep, **settings)
-    except ValueError as error:
-        raise UserError(f"--set {error}") from error
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    word = text.strip().lower()
+    if type(None) in kinds and word == "none":
+        return None
+    for kind in kinds:
+        if kind is bool and word in ("true", "false"):
+            return word == "true"
+        if kind in (int, float):
+            with suppress(ValueError):
+                return kind(text)
+        if get_origin(kind) is tuple:
+            return tuple(_typed(pair, part, get_args(kind)[0]) for part in word.strip("()").split(",") if part)
+        if kind is str:
+            return text
+    says = {bool: "true or false", int: "a whole number", float: "a number", type(None): "none"}
+    raise UserError(f"--set {pair}: it must be {' or '.join(says.get(kind, str(kind)) for kind in kinds)}.")
 
 
 def _nearest(word: str, words: Sequence[str]) -> str:
@@ -205,14 +278,15 @@ def ask(
     path: Annotated[
         Path, typer.Argument(metavar="FILE", help="An image (PNG, JPEG, WebP, GIF, ...) or a video (MP4, MKV, ...).")
     ],
-    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask about it.")],
-    model: Annotated[
-        str, typer.Option(help="pocket, a folder, or the id of a model on the hub: see `vlprune models`.")
-    ] = "pocket",
+    question: Question,
+    model: ModelName = "pocket",
     method: MethodName = "script",
     keep: Annotated[
         str | None,
-        typer.Option("--keep", help="Tokens to keep per image or video: a number or a ratio (0.1); 64 if not said."),
+        typer.Option(
+            "--keep",
+            help="Tokens to keep per image or video: a number or a ratio (0.1); 64, or the preset's, if not said.",
+        ),
     ] = None,
     per_tile: Annotated[
         int | None, typer.Option(min=1, help="In place of --keep: tokens to keep of each tile of an image.")
@@ -223,13 +297,14 @@ def ask(
     compete: Annotated[
         bool, typer.Option("--compete", help="Let tiles or frames compete for the sum of their quotas.")
     ] = False,
-    settings: Settings = None,
-    clip: Annotated[
-        str | None, typer.Option(help="A CLIP or SigLIP (folder or hub id) that the model was built on, for relevance.")
+    preset: Annotated[
+        str | None, typer.Option(help="Published settings of the method by name; --keep and --set go before them.")
     ] = None,
+    settings: Settings = None,
+    clip: ClipName = None,
     frames: Annotated[int | None, typer.Option(min=1, help="Frames to take of a video; 16 if not said.")] = None,
     show: Annotated[Path | None, typer.Option(help="Write a picture of what was kept, and why.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 64,
+    max_new_tokens: Longest = 64,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -240,12 +315,11 @@ def ask(
     if frames is not None and not video:
         raise UserError(f"--frames {frames} goes with a video, whose name ends in {', '.join(ENDINGS)}.")
     budget = _budget(keep, per_tile, per_frame, compete, video)
-    options = _settings(settings)
     if not question.strip():
         raise UserError("the question is empty.")
     target = _picture_path(show) if show is not None else None
     shown = _video(path, frames or FRAMES) if video else _image(path)
-    chosen = _method(method, budget, options)
+    chosen = _method(method, budget, settings, preset)
     loaded = load(model, clip, device, video=video)
     inputs = asking.prepare(loaded, shown, question)
     with asking.prune(loaded, chosen, question) as pruner:
@@ -254,10 +328,9 @@ def ask(
     if target is not None:
         _save(target, asking.views(loaded, inputs, shown, record), [record], titles=[f"{question} → {answer}"])
     if as_json:
-        found = {"question": question, "answer": answer, "model": model, "method": chosen.name}
-        quota = {"per_frame" if video else "per_tile": per_frame or per_tile, "compete": compete}
-        said = {"keep": quota if isinstance(budget, Budget) else budget}
-        print(json.dumps({**found, **said, "tokens": asking.chosen(record), "cost": asking.cost(run)}, indent=2))
+        found = {"question": question, "answer": answer, "model": model, "method": chosen.name, "preset": preset}
+        found["keep"] = keep if "+" in method else _said(chosen.keep, video)
+        print(json.dumps({**found, "tokens": asking.chosen(record), "cost": asking.cost(run)}, indent=2))
         return
     from vlprune.show.tables import cost_table, figures
 
@@ -273,8 +346,8 @@ def ask(
 
 def _budget(
     keep: str | None, per_tile: int | None, per_frame: int | None, compete: bool, video: bool
-) -> int | float | Budget:
-    """What the options say of how many tokens to keep; what contradicts itself is refused."""
+) -> str | Budget | None:
+    """What the options say of how many tokens to keep, None if nothing; what contradicts itself is refused."""
     name, quota, other, odd = ("tile", per_tile, "frame", per_frame)
     if video:
         name, quota, other, odd = other, odd, name, quota
@@ -283,11 +356,19 @@ def _budget(
     if quota is None and compete:
         raise UserError("--compete goes with --per-tile or --per-frame; with --keep, tiles and frames always compete.")
     if quota is None:
-        return _keep("64" if keep is None else keep)
+        return keep
     if keep is not None:
         raise UserError(f"--keep {keep} and --per-{name} {quota} contradict each other: pass one of them.")
     # some models take the frames of a video for images, each with one tile
     return Budget(per_tile=quota, per_frame=quota if video else None, compete=compete)
+
+
+def _said(keep: int | float | Budget, video: bool) -> Any:
+    """A budget, for JSON."""
+    if not isinstance(keep, Budget):
+        return keep
+    name = "per_frame" if video else "per_tile"
+    return {name: getattr(keep, name), "compete": keep.compete}
 
 
 def _image(path: Path) -> Image.Image:
@@ -301,13 +382,10 @@ def _image(path: Path) -> Image.Image:
 
 def _video(path: Path, count: int) -> Clip:
     """The frames of a video; a bar shows how far its decoding has come, where somebody may look."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from vlprune.show.image import ImageError
     from vlprune.video import read_clip
 
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with _progress() as progress:
         task = progress.add_task(f"decoding {path.name}", total=None)
         try:
             return read_clip(path, count, tick=lambda done, of: progress.update(task, completed=done, total=of))
@@ -315,11 +393,19 @@ def _video(path: Path, count: int) -> Clip:
             raise UserError(str(error)) from error
 
 
-def _save(path: Path, image: Any, records: list[Record], **options: Any) -> None:
-    from vlprune.show import save_picture
+def _progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+
+
+def _save(path: Path, image: Any, records: Any, **options: Any) -> None:
+    """A picture of a list of records, or a contact sheet of those of several methods."""
+    from vlprune.show import save_contact_sheet, save_picture
 
     try:
-        save_picture(path, image, records, **options)
+        (save_contact_sheet if isinstance(records, dict) else save_picture)(path, image, records, **options)
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be written ({error.strerror or error}).") from error
 
@@ -328,6 +414,74 @@ def _console() -> Console:
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 120)
+
+
+# --- comparing ------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def compare(
+    path: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image (PNG, JPEG, WebP, GIF, ...).")],
+    question: Question,
+    model: ModelName = "pocket",
+    keep: Keep = str(KEEP),
+    names: Annotated[
+        str | None, typer.Option("--methods", metavar="A,B,...", help="Which methods; all of them if not said.")
+    ] = None,
+    clip: ClipName = None,
+    show: Annotated[Path, typer.Option(help="Where the picture of what each method keeps goes.")] = Path(
+        "vlprune-compare.png"
+    ),
+    repeats: Annotated[int, typer.Option(min=1, help="How often each method is timed; the medians count.")] = 3,
+    max_new_tokens: Longest = 64,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """See all methods side by side on one image and question.
+
+    Prints what each answers, how many tokens it keeps and what it takes, and writes a picture of what each keeps. A
+    method that cannot run on the model is listed with the reason.
+    """
+    from vlprune.methods import list_methods
+
+    if not question.strip():
+        raise UserError("the question is empty.")
+    wanted = list_methods() if names is None else [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise UserError("--methods is empty: name some, with commas between, or leave it out for all.")
+    target = _picture_path(show)
+    image = _image(path)
+    chosen = [_method(name, keep) for name in dict.fromkeys(wanted)]
+    loaded = load(model, clip, device)
+    inputs = asking.prepare(loaded, image, question)
+
+    from vlprune import comparing
+
+    with _progress() as progress:
+        task = progress.add_task("", total=1 + len(chosen))
+
+        def tick(name: str) -> None:
+            progress.update(task, description=name, advance=1)
+
+        options = {"repeats": repeats, "max_new_tokens": max_new_tokens}
+        ways = comparing.compare(loaded, chosen, inputs, question, tick=tick, **options)
+    plain, *others = ways
+    ran = {way.name: way for way in others if way.records}
+    records = {name: way.record for name, way in ran.items()}
+    views = asking.views(loaded, inputs, image, next(iter(records.values())))
+    _save(target, views, records, title=question, titles={way.name: way.title for way in ways} | {"": plain.title})
+    assert plain.run is not None
+    vision = plain.run.latency.vision
+    if as_json:
+        said = keep if "+" in keep else _keep(keep)
+        found = {"question": question, "model": model, "keep": said, "vision_seconds": vision}
+        methods = {way.name: way.facts() for way in others}
+        print(json.dumps({**found, "all": plain.facts(), "methods": methods}, indent=2))
+        return
+    from vlprune.show.tables import compare_table
+
+    _console().print(compare_table(ways, vision))
+    print(f"wrote {target}")
 
 
 # --- the demo -------------------------------------------------------------------------------------------------------
@@ -349,9 +503,8 @@ def demo(
     Draws a scene, asks about it with all tokens and with few, prints answers and costs, and writes a picture of what
     was kept, and why.
     """
-    budget, options = _keep(keep), _settings(settings)
     target = _picture_path(out)
-    chosen = _method(method, budget, options)
+    chosen = _method(method, keep, settings)
     loaded = load("pocket", None, device)
 
     from vlprune.demo import run_demo
@@ -359,7 +512,7 @@ def demo(
     shown = run_demo(loaded, chosen, scene, repeats)
     _save(target, **shown.picture())
     if as_json:
-        found = {"scene": shown.scene.name, "method": chosen.name, "keep": budget}
+        found = {"scene": shown.scene.name, "method": chosen.name, "keep": keep if "+" in method else chosen.keep}
         print(json.dumps({**found, "questions": [asked.facts() for asked in shown.asked]}, indent=2))
         return
     from vlprune.show.tables import answer_table, cost_table, figures
@@ -379,21 +532,16 @@ def demo(
 
 @app.command()
 def methods() -> None:
-    """List the methods and their settings."""
-    from dataclasses import fields
-
-    from rich.table import Table
-
+    """List the methods: what they need, what a budget comes to, their settings and presets."""
     from vlprune.methods import get_method, list_methods
+    from vlprune.show.tables import needs_table, settings_table
 
-    table = Table(show_lines=True)
-    for title in ("method", "what it does", "settings (--set)"):
-        table.add_column(title, no_wrap=title == "method")
-    for name in list_methods():
-        method = get_method(name)
-        settings = [f"{field.name}={getattr(method, field.name)}" for field in fields(method) if field.name != "keep"]
-        table.add_row(name, (type(method).__doc__ or "").split("\n\n")[0].strip(), ", ".join(settings) or "none")
-    _console().print(table)
+    console, known = _console(), [get_method(name, keep=KEEP) for name in list_methods()]
+    console.print(needs_table(known, n=576, layers=32))
+    console.print(settings_table(known))
+
+
+app.command()(bench)
 
 
 @app.command()

@@ -105,6 +105,21 @@ def test_pictures(run, saved, wide, tmp_path, name):
     assert min(Image.open(tmp_path / "out.png").size) > 200
 
 
+@pytest.mark.parametrize("name", ["llava_next", "internvl", "qwen2_5_vl", "vipllava"])
+def test_comparisons(run, saved, wide, tmp_path, name):
+    """All methods run; but not all on a model that no family knows, which has no tower's attention to give."""
+    ask = ("compare", wide, QUESTION, "--model", saved[0] / name, "--keep", "6", "--repeats", "1", "--json")
+    code, out, _ = run(*ask)
+    assert code == 0
+    found = json.loads(out)["methods"]
+    lack = {method for method, told in found.items() if "reason" in told}
+    assert lack == ({"attention_top_k", "visionzip", "trim"} if name == "vipllava" else set())
+    for method in found.keys() - lack:
+        assert found[method]["tokens"]["after"] >= 6
+        assert found[method]["entering"] <= found["random"]["tokens"]["before"]
+    assert min(Image.open(tmp_path / "vlprune-compare.png").size) > 500
+
+
 @pytest.mark.parametrize("name", VIDEOS)
 def test_videos(saved, name):
     (code, out, err), (code_too, printed, err_too) = saved[1][name]

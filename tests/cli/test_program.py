@@ -20,7 +20,7 @@ def test_help_teaches_and_loads_nothing_heavy():
     """What makes --help quick is what it does not load."""
     done = program("--help")
     assert done.returncode == 0
-    for word in ("ask", "demo", "methods", "models", "Start with"):
+    for word in ("ask", "compare", "demo", "methods", "models", "Start with"):
         assert word in done.stdout
     heavy = (
         "import sys, vlprune.cli; print(*{'torch', 'transformers', 'matplotlib', 'numpy', 'PIL'} & set(sys.modules))"

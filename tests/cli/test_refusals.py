@@ -124,13 +124,49 @@ def test_unknown_option(refused, photo):
         ("tau=high", "--set tau=high: it must be a number."),
         ("tau=2", "from -1 to 1"),
         ("fusion=sum", "choose from 'released'"),
-        ("fusion=3", "it must be a word"),
+        ("fusion=3", "choose from 'released'"),
+        ("sign=up", "--set sign=up: it must be a whole number or none."),
+        ("sign=1.5", "it must be a whole number or none"),
         ("tau", "NAME=VALUE"),
         ("keep=3", "use --keep"),
     ],
 )
 def test_settings(refused, photo, setting, says):
     assert says in refused("ask", photo, "what is it?", "--set", setting)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("visionzip", "--preset", "65"), "--preset 65: visionzip has no such preset; did you mean '64'?"),
+        (("visionzip", "--preset", "paper"), "choose from 192, 128, 64"),
+        (("random", "--preset", "64"), "--preset 64: random has no such preset; it has none."),
+        (("visionzip", "--preset", "64", "--keep", "8"), "--preset 64: contextual=10: must be less than the 8"),
+        (("visionzip", "--preset", "64", "--set", "contextual=64"), "--set contextual=64: must be less than the 64"),
+        (("visionzip", "--set", "contextual=99"), "--set contextual=99: must be less than the 64"),
+        (("trim", "--set", "adaptive=maybe"), "--set adaptive=maybe: it must be true or false."),
+        (("uniform_grid", "--set", "tau=1"), "--set tau=1: uniform_grid has no such setting; it has none."),
+        (("script+random",), "say what each of them is to keep, such as --keep 192+64."),
+        (("script+random", "--keep", "64"), "say what each of them is to keep"),
+        (("script+random", "--per-tile", "64"), "say what each of them is to keep"),
+        (("script+random", "--keep", "9+x"), "--keep x: pass a number"),
+        (("script+random", "--keep", "9+8"), "the first method must choose before the LLM, and the second one inside"),
+        (("script+random", "--keep", "9+8", "--set", "sed=1"), "did you mean 'seed'?"),
+        (("script+randon", "--keep", "9+8"), "did you mean 'random'?"),
+        (("script+random", "--keep", "9+8", "--preset", "64"), "--preset 64 goes with one method"),
+        (("script", "--keep", "9+8"), "--keep 9+8: pass a number"),
+    ],
+)
+def test_presets_and_two_methods(refused, photo, options, says):
+    assert says in refused("ask", photo, "what is it?", "--method", *options)
+
+
+def test_what_the_model_does_not_give(refused, photo, checkpoint, monkeypatch):
+    from vlprune.models.llava import Projected
+
+    monkeypatch.setattr(Projected, "watched", lambda *args: None)
+    sentence = refused("ask", photo, "what?", "--model", checkpoint, "--keep", "4", "--method", "visionzip")
+    assert "--method visionzip: visionzip needs the attention inside the vision tower" in sentence
 
 
 def test_missing_and_empty(refused, photo):

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from vlprune.record import Record
-from vlprune.show import Mark, picture, save_picture
+from vlprune.show import Mark, contact_sheet, picture, save_contact_sheet, save_picture
 from vlprune.show.tables import answer_table, cost_table
 
 SIDE = 6
@@ -87,6 +87,49 @@ def test_wrong_input(image):
         picture(image, [])
     with pytest.raises(ValueError, match="titles has 1 entries for 2 records"):
         picture(image, [record(), record()], titles=["one"])
+
+
+def test_a_ranking_is_a_map_too(image):
+    ranked = record(redundancy=None, relevance=None, ranking=torch.rand(36))
+    assert panels(picture(image, ranked)) == ["image", "score to rank by", "kept 5 of 36"]
+
+
+def test_a_contact_sheet_has_a_panel_for_each_method(image):
+    records = {f"m{i}": record(relevance=None, redundancy=None) for i in range(7)}
+    drawn = contact_sheet(image, records, title="what?", titles={"": "all → $5", "m3": "m3\n5 tokens → red"})
+    assert panels(drawn) == [r"all → \$5", "m0", "m1", "m2", "m3\n5 tokens → red", "m4", "m5", "m6"]
+    assert drawn.get_suptitle() == "what?"
+    kept = drawn.axes[1]
+    corners = [(patch.get_x(), patch.get_y()) for patch in kept.patches]
+    assert corners == [(16 * (i % SIDE), 16 * (i // SIDE)) for i in (0, 7, 14, 20, 35)]
+    shapes = {axes.get_subplotspec().get_geometry()[:2] for axes in drawn.axes}
+    assert shapes == {(2, 5)}
+
+
+def test_a_contact_sheet_draws_shared_scores_once(image):
+    shared, own = torch.rand(36), torch.rand(36)
+    records = {
+        "a": record(redundancy=None, relevance=shared),
+        "b": record(redundancy=None, relevance=shared.bfloat16().float()),
+        "c": record(redundancy=None, relevance=shared.clone(), ranking=own),
+        "d": record(redundancy=None, relevance=None),
+    }
+    drawn = contact_sheet(image, records)
+    assert panels(drawn)[5:] == [
+        "relevance to the question:\na, c",
+        "relevance to the question:\nb",
+        "score to rank by:\nc",
+    ]
+    ranked = next(axes for axes in drawn.axes if axes.get_title(loc="left").startswith("score"))
+    assert np.array_equal(ranked.get_images()[1].get_array(), own.view(6, 6).numpy())
+
+
+def test_contact_sheets_as_files(image, tmp_path):
+    for ending in ("png", "svg"):
+        save_contact_sheet(tmp_path / f"out.{ending}", image, {"a": record()})
+        assert (tmp_path / f"out.{ending}").stat().st_size > 1000
+    with pytest.raises(ValueError, match="records is empty"):
+        contact_sheet(image, {})
 
 
 def test_tables():

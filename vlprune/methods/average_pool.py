@@ -25,6 +25,7 @@ class AveragePool(Method):
     """
 
     name: ClassVar[str] = "average_pool"
+    merges: ClassVar[bool] = True
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         m, images = self.count(view.n), view.features.shape[0]

@@ -50,6 +50,8 @@ class Method(ABC):
     needs_attention: ClassVar[bool] = False
     #: Whether the kept tokens may stand in another order than before.
     reorders: ClassVar[bool] = False
+    #: Whether new tokens are made of several.
+    merges: ClassVar[bool] = False
     #: Published settings by name, for `get_method(..., preset=)`.
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
 

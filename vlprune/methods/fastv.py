@@ -10,8 +10,10 @@ from vlprune.methods.inside import InsideMethod, check_layers, scaled
 
 @dataclass(frozen=True)
 class FastV(InsideMethod):
-    """An Image is Worth 1/2 Tokens After Layer 2 (Chen et al., ECCV 2024).
+    """After two layers of the LLM, the tokens that the prompt's last token attends to.
 
+    Chen et al., *An Image is Worth 1/2 Tokens After Layer 2: Plug-and-Play Inference Acceleration for Large
+    Vision-Language Models*, ECCV 2024.
     Before decoder layer `layer`, `keep` tokens of each image stay: those with the most attention from the prompt's
     last token in the layer before, averaged over the heads. They keep their order and positions. `layer=None` is the
     paper's 2 of 32 layers, at the same depth of other models. The paper quotes the ratio R that is *dropped*:

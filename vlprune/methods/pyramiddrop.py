@@ -11,8 +11,10 @@ from vlprune.methods.inside import InsideMethod, check_layers, falling, scaled
 
 @dataclass(frozen=True)
 class PyramidDrop(InsideMethod):
-    """PyramidDrop: Accelerating Your Large Vision-Language Models (Xing et al., CVPR 2025).
+    """Fewer tokens after each quarter of the LLM: those that its next layer would attend to.
 
+    Xing et al., *PyramidDrop: Accelerating Your Large Vision-Language Models via Pyramid Visual Redundancy
+    Reduction*, CVPR 2025.
     After a quarter, a half and three quarters of the layers the tokens of each image become fewer by the same ratio,
     until `keep` are left. The paper's 50, 25 and 12.5 % of the tokens are `keep=0.125`, the default. At each stage
     those stay that the prompt's last token would attend to most in the layer that follows, averaged over the heads;

@@ -21,8 +21,9 @@ def _of_576(first: int, second: int, last: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SparseVLM(InsideMethod):
-    """SparseVLM: Visual Token Sparsification for Efficient Vision-Language Model Inference (Zhang et al., ICML 2025).
+    """In three stages, the tokens that the text's most visual words attend to; some of the others come back, merged.
 
+    Zhang et al., *SparseVLM: Visual Token Sparsification for Efficient Vision-Language Model Inference*, ICML 2025.
     After 2, 6 and 15 of 32 layers (`layers=None` is the same depth of other models) the tokens of each image stay that
     the raters attend to most, averaged over heads and raters: the text tokens after the image whose input embeddings
     are closest to it. `keep` stay at last, `before` after the first two stages (numbers or ratios; None falls by equal
@@ -44,6 +45,7 @@ class SparseVLM(InsideMethod):
     positions: ClassVar[str] = "renumbered"
     rated: ClassVar[bool] = True
     reorders: ClassVar[bool] = True
+    merges: ClassVar[bool] = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "192": _of_576(300, 200, 110),
         "128": _of_576(303, 110, 36),
@@ -110,6 +112,7 @@ class SparseVLMPlus(SparseVLM):
     name: ClassVar[str] = "sparsevlm_plus"
     positions: ClassVar[str] = "original"
     reorders: ClassVar[bool] = False
+    merges: ClassVar[bool] = False
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "192": _of_576(300, 200, 118),
         "128": _of_576(238, 108, 60),

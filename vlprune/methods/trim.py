@@ -36,6 +36,7 @@ class TRIM(QueryMethod):
 
     name: ClassVar[str] = "trim"
     reorders: ClassVar[bool] = True
+    merges: ClassVar[bool] = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {"adaptive": {"keep": 1.0, "adaptive": True}}
 
     def __post_init__(self) -> None:

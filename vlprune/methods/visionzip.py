@@ -40,6 +40,7 @@ class VisionZip(Method):
     name: ClassVar[str] = "visionzip"
     needs_attention: ClassVar[bool] = True
     reorders: ClassVar[bool] = True
+    merges: ClassVar[bool] = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "192": {"keep": 192, "contextual": 30},
         "128": {"keep": 128, "contextual": 20},

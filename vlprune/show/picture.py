@@ -1,8 +1,8 @@
-"""One picture: the image, where it is redundant, where the question looks, and the tokens that were kept, in order."""
+"""Pictures of one image: where it is redundant, where the question looks, the tokens kept in order; by one or many."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from vlprune.record import Record
     from vlprune.show.sheet import Sheet
 
-MAPS = {"redundancy": ("redundancy", "magma"), "relevance": ("relevance to the question", "viridis")}
+MAPS = {
+    "redundancy": ("redundancy", "magma"),
+    "relevance": ("relevance to the question", "viridis"),
+    "ranking": ("score to rank by", "cividis"),
+}
 ORDER = "plasma"
 NUMBERED = 9  # so many of the first choices carry their number
 SIDE = 2.9  # inches of a panel
+ABREAST = 5  # panels of a contact sheet in a row
 
 
 class Mark(NamedTuple):
@@ -66,9 +71,7 @@ def picture(
     several = any(sheet.several for sheet in sheets)
     columns, side = (2, 2 * SIDE) if several else (2 + len(maps), SIDE)
     rows = -(-(2 + len(maps)) // columns)
-    high, wide, _ = sheets[0].pixels.shape
-    height = side * min(2.0, max(0.4, high / wide))
-    size = (side * columns, (height * rows + 0.55) * len(strips))
+    size = (side * columns, (_height(sheets[0], side) * rows + 0.55) * len(strips))
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     drawn = figure.subfigures(len(strips), 1, squeeze=False)[:, 0]
     for i, (strip, record, sheet) in enumerate(zip(drawn, strips, sheets)):
@@ -78,11 +81,83 @@ def picture(
         panels = iter(strip.subplots(rows, columns).flat)
         _image(next(panels), sheet, marks[i] if marks is not None else ())
         for name in maps:
-            _map(next(panels), sheet, record, name)
+            _map(next(panels), sheet, getattr(record, name), name)
         _kept(next(panels), sheet, record)
         for spare in panels:
             spare.set_axis_off()
     return figure
+
+
+def contact_sheet(
+    image: Image.Image | Sequence[Image.Image],
+    records: Mapping[str, Record],
+    *,
+    title: str = "",
+    titles: Mapping[str, str] | None = None,
+) -> Figure:
+    """What each of several methods keeps of one image, side by side; below, the scores that they went by.
+
+    `records` are by the method's name, `image` is as in `picture`; `titles` are panels' titles by the same names, and
+    "" is that of the image itself. Scores that several methods share are drawn once.
+
+    >>> import torch
+    >>> from PIL import Image
+    >>> from vlprune.record import Record
+    >>> one = Record(kept=torch.tensor([0, 3]), before=4, after=2, grid=(2, 2), relevance=torch.rand(4))
+    >>> drawn = contact_sheet(Image.new("RGB", (32, 32)), {"script": one, "cdpruner": one})
+    >>> [axes.get_title(loc="left") for axes in drawn.axes][:4]
+    ['image', 'script', 'cdpruner', 'relevance to the question:\\nscript, cdpruner']
+    """
+    from matplotlib.figure import Figure
+
+    from vlprune.show.sheet import lay_out
+
+    if not records:
+        raise ValueError("records is empty: pass at least one Record.")
+    titles, maps = titles or {}, _shared_maps(records)
+    sheets = {name: lay_out(image, record) for name, record in records.items()}
+    sheet = next(iter(sheets.values()))
+    abreast, side = (4, 1.3 * SIDE) if sheet.several else (ABREAST, 0.85 * SIDE)
+    columns = min(abreast, 1 + len(records))
+    rows = [-(-count // columns) for count in (1 + len(records), len(maps)) if count]
+    height = (_height(sheet, side) + 0.4) * sum(rows)
+    figure = Figure(figsize=(side * columns, height + 0.4), layout="constrained", facecolor="white")
+    blocks = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=rows)[:, 0]
+    panels = [iter(block.subplots(count, columns, squeeze=False).flat) for block, count in zip(blocks, rows)]
+    if title:
+        figure.suptitle(_plain(title), x=0.01, ha="left", fontsize=12, fontweight="bold")
+    _image(next(panels[0]), sheet, (), titles.get(""))
+    for name, record in records.items():
+        _kept(next(panels[0]), sheets[name], record, titles.get(name, name))
+    for kind, scores, names in maps:
+        _map(next(panels[1]), sheet, scores, kind, names)
+    for block in panels:
+        for spare in block:
+            spare.set_axis_off()
+    return figure
+
+
+def _shared_maps(records: Mapping[str, Record]) -> list[tuple[str, Tensor, list[str]]]:
+    """All different scores, each with its kind and the names of the methods that went by it."""
+    found: list[tuple[str, Tensor, list[str]]] = []
+    for kind in MAPS:
+        for name, record in records.items():
+            scores = getattr(record, kind)
+            if scores is None:
+                continue
+            same = (names for other, known, names in found if other == kind and scores.float().allclose(known.float()))
+            names = next(same, None)
+            if names is None:
+                found.append((kind, scores, [name]))
+            else:
+                names.append(name)
+    return found
+
+
+def _height(sheet: Sheet, side: float) -> float:
+    """Inches of a panel that is `side` wide."""
+    high, wide, _ = sheet.pixels.shape
+    return side * min(2.0, max(0.4, high / wide))
 
 
 def save_picture(
@@ -95,6 +170,13 @@ def save_picture(
     picture(image, records, **options).savefig(path, dpi=110)
 
 
+def save_contact_sheet(
+    path: str | Path, image: Image.Image | Sequence[Image.Image], records: Mapping[str, Record], **options: Any
+) -> None:
+    """Write `contact_sheet(image, records, ...)` to a file, in the format that its name ends in."""
+    contact_sheet(image, records, **options).savefig(path, dpi=110)
+
+
 def _plain(text: str) -> str:
     return text.replace("$", r"\$")  # matplotlib would read what is between two as a formula
 
@@ -105,7 +187,7 @@ def _frame(axes: Axes, sheet: Sheet, title: str, labels: Sequence[str] = ()) -> 
     high, wide, _ = sheet.pixels.shape
     axes.set_xlim(0, wide)
     axes.set_ylim(high, 0)
-    axes.set_title(title, fontsize=9, loc="left")
+    axes.set_title(_plain(title), fontsize=9, loc="left")
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
@@ -120,7 +202,7 @@ def _canvas(axes: Axes, pixels: np.ndarray, **options: Any) -> None:
     axes.imshow(pixels, extent=(0, wide, high, 0), interpolation="none", **options)
 
 
-def _image(axes: Axes, sheet: Sheet, marks: Sequence[Mark]) -> None:
+def _image(axes: Axes, sheet: Sheet, marks: Sequence[Mark], title: str | None = None) -> None:
     from matplotlib.patches import Circle
 
     _canvas(axes, sheet.pixels)
@@ -128,15 +210,18 @@ def _image(axes: Axes, sheet: Sheet, marks: Sequence[Mark]) -> None:
         x, y, radius = (sheet.scale * value for value in mark)
         for color, width in (("black", 2.6), ("white", 1.3)):
             axes.add_patch(Circle((x, y), radius, fill=False, color=color, lw=width))
-    title = f"{sheet.title}, with what is asked about" if marks else sheet.title
+    title = title or (f"{sheet.title}, with what is asked about" if marks else sheet.title)
     _frame(axes, sheet, title, [cell.label for cell in sheet.cells])
 
 
-def _map(axes: Axes, sheet: Sheet, record: Record, name: str) -> None:
+def _map(axes: Axes, sheet: Sheet, scores: Tensor | None, name: str, methods: Sequence[str] = ()) -> None:
+    import textwrap
+
     from matplotlib.patches import Rectangle
 
     title, colors = MAPS[name]
-    scores: Tensor | None = getattr(record, name)
+    if methods:
+        title += ":\n" + textwrap.fill(", ".join(methods), 28)
     if scores is None:
         _frame(axes, sheet, f"no {name}")
         axes.set_facecolor("0.95")
@@ -164,8 +249,11 @@ def _map(axes: Axes, sheet: Sheet, record: Record, name: str) -> None:
     _frame(axes, sheet, title)
 
 
-def _kept(axes: Axes, sheet: Sheet, record: Record) -> None:
-    """The kept patches in full colour on a faded image, framed by when they were chosen."""
+def _kept(axes: Axes, sheet: Sheet, record: Record, title: str | None = None) -> None:
+    """The kept patches in full colour on a faded image, framed by when they were chosen.
+
+    With a title, the scale of the frames' colours is left out.
+    """
     import numpy as np
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
@@ -200,8 +288,8 @@ def _kept(axes: Axes, sheet: Sheet, record: Record) -> None:
     faded = np.broadcast_to(0.25 * sheet.pixels.mean(axis=2, keepdims=True) + 0.72, sheet.pixels.shape)
     _canvas(axes, np.where(mask[..., None], sheet.pixels, faded))
     counts = [f"{len(kept.intersection(cell.tokens))} kept" for cell in sheet.cells] if sheet.several else []
-    _frame(axes, sheet, f"kept {record.after} of {record.before}", counts)
-    if order:
+    _frame(axes, sheet, title or f"kept {record.after} of {record.before}", counts)
+    if order and not title:
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import ListedColormap
 
