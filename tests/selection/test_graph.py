@@ -45,6 +45,15 @@ def test_an_isolated_token_scores_its_mean_similarity():
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("held", [1, 40, 200])
+def test_a_few_cosines_at_a_time(graph, held, monkeypatch):
+    x = tokens(3, 2, 33, 5)
+    at_once = graph_scores(x, graph=graph)
+    monkeypatch.setattr("vlprune.selection.graph.HELD", held)
+    torch.testing.assert_close(graph_scores(x, graph=graph), at_once, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
 def test_one_token_meets_nobody(graph):
     assert graph_scores(torch.ones(2, 1, 3), graph=graph).tolist() == [[0.0], [0.0]]
 

@@ -8,6 +8,7 @@ from .dispatch import fused_for
 from .numerics import TIE, ascending, exact_float32, unit_vectors
 
 GRAPHS = ("bipartite", "full", "random")
+HELD = 2**25  #: cosines that are held at a time: all of a bipartite graph's up to 11,585 tokens
 
 
 def graph_scores(features: Tensor, *, tau: float = 0.3, gamma: float = 5.0, graph: str = "bipartite") -> Tensor:
@@ -79,24 +80,37 @@ def check_graph(tau: float, gamma: float, graph: str) -> None:
 
 
 def redundancy(unit: Tensor, tau: float, gamma: float, graph: str, known: Tensor | None = None) -> Tensor:
-    """`graph_scores` on checked unit vectors; `known` (B, n, n) are all their cosines, where they are there already."""
-    n = unit.shape[1]
-    if graph == "full":
-        cosine = unit @ unit.mT if known is None else known.clone()
-        edge = cosine >= tau - TIE
-        cosine.diagonal(dim1=1, dim2=2).zero_()
-        edge.diagonal(dim1=1, dim2=2).fill_(False)
-        return _score(cosine, edge, 2, n - 1, tau, gamma)
-    src: Tensor | slice = slice(0, None, 2)
-    dst: Tensor | slice = slice(1, None, 2)
-    if graph == "random":
+    """`graph_scores` on checked unit vectors; `known` (B, n, n) are all their cosines, where they are there already.
+
+    Otherwise no more than HELD cosines are there at a time.
+    """
+    B, n, _ = unit.shape
+    src: Tensor | slice = slice(None)
+    dst: Tensor | slice = slice(None)
+    if graph == "bipartite":
+        src, dst = slice(0, None, 2), slice(1, None, 2)
+    elif graph == "random":
         at = torch.randperm(n, generator=torch.Generator().manual_seed(0), device="cpu").to(unit.device)
         src, dst = at[: n - n // 2], at[n - n // 2 :]
-    cosine = unit[:, src] @ unit[:, dst].mT if known is None else known[:, src][:, :, dst]
-    edge = cosine >= tau - TIE
-    scores = torch.empty(unit.shape[:2], dtype=torch.float32, device=unit.device)
-    scores[:, src] = _score(cosine, edge, 2, n // 2, tau, gamma)
-    scores[:, dst] = _score(cosine, edge, 1, n - n // 2, tau, gamma)
+    left, right = unit[:, src], unit[:, dst]
+    step = left.shape[1] if known is not None else max(1, HELD // max(1, B * right.shape[1]))
+    rows, columns = [], None
+    for start in range(0, left.shape[1], step):
+        cosine = left[:, start : start + step] @ right.mT if known is None else known[:, src][:, :, dst]
+        edge = cosine >= tau - TIE
+        if graph == "full":  # a token does not meet itself
+            cosine = cosine.clone() if known is not None else cosine
+            cosine.diagonal(offset=start, dim1=1, dim2=2).zero_()
+            edge.diagonal(offset=start, dim1=1, dim2=2).fill_(False)
+        similar = torch.where(edge, cosine, 0.0)
+        rows.append(torch.stack([edge.sum(2).float(), similar.sum(2), cosine.sum(2)]))
+        if graph != "full":
+            sums = torch.stack([edge.sum(1).float(), similar.sum(1), cosine.sum(1)])
+            columns = sums if columns is None else columns + sums
+    scores = torch.empty(B, n, dtype=torch.float32, device=unit.device)
+    scores[:, src] = _score(torch.cat(rows, dim=2), n - 1 if graph == "full" else n // 2, tau, gamma)
+    if columns is not None:
+        scores[:, dst] = _score(columns, n - n // 2, tau, gamma)
     return scores
 
 
@@ -105,9 +119,8 @@ def least(scores: Tensor, keep: int) -> Tensor:
     return ascending(scores)[:, :keep].sort(dim=1).values
 
 
-def _score(cosine: Tensor, edge: Tensor, dim: int, others: int, tau: float, gamma: float) -> Tensor:
-    degree = edge.sum(dim)
-    total = torch.where(edge, cosine, 0.0).sum(dim)
-    mean = total / degree.clamp(min=1)
-    lonely = cosine.sum(dim) / max(others, 1)
-    return torch.where(degree > 0, degree * torch.exp(gamma * (mean - tau)), lonely)
+def _score(sums: Tensor, others: int, tau: float, gamma: float) -> Tensor:
+    """From the number of edges, the sum of their cosines and the sum of all cosines (3, B, n)."""
+    degree, similar, all_of_them = sums
+    mean = similar / degree.clamp(min=1)
+    return torch.where(degree > 0, degree * torch.exp(gamma * (mean - tau)), all_of_them / max(others, 1))
