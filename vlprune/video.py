@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlprune.show.image import ImageError
+from vlprune.show.image import ImageError, existing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,12 +57,8 @@ def read_clip(
     ...
     vlprune.show.image.ImageError: there is no file 'no-such.mp4'.
     """
-    path = Path(path)
+    path = existing(path)
     name = repr(str(path))
-    if not path.exists():
-        raise ImageError(f"there is no file {name}.")
-    if not path.is_file():
-        raise ImageError(f"{name} is not a file.")
     try:
         import av
     except ImportError as error:

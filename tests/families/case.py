@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from transformers import CLIPVisionConfig, LlamaConfig, SiglipVisionConfig
 
+from ..seam.tiny import loud
+
 VOCAB, WIDTH, TOWER, PATCH = 96, 32, 24, 8
 PAD, BOS, END, IMAGE, VIDEO, OPEN, CLOSE = range(7)
 FIRST_WORD, LAST = 10, VOCAB - 1
@@ -75,18 +77,12 @@ class Sample:
     visuals: list[Visual] = field(default_factory=list)
 
 
-def loud(model, seed=0, scale=0.35):
-    """Weights large enough that no two logits are nearly equal."""
-    generator = torch.Generator().manual_seed(seed)
+def quiet_ends(model):
+    """No placeholder is ever the best next token, nor is the end."""
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim > 1:
-                weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
-            elif "norm" not in name:
-                weight.copy_(torch.randn(weight.shape, generator=generator) * 0.1)
-        model.lm_head.weight[:FIRST_WORD] = 0  # no placeholder is ever the best next token,
-        model.lm_head.weight[LAST] = 0  # nor is the end
-    return model.eval()
+        model.lm_head.weight[:FIRST_WORD] = 0
+        model.lm_head.weight[LAST] = 0
+    return model
 
 
 def words(count, seed):
@@ -146,7 +142,8 @@ class Case:
         raise NotImplementedError
 
     def model(self):
-        model = loud(self.model_class._from_config(self.config(), attn_implementation="sdpa"))
+        model = self.model_class._from_config(self.config(), attn_implementation="sdpa")
+        model = quiet_ends(loud(model, seed=0))
         model.generation_config.pad_token_id = PAD
         model.generation_config.bos_token_id = BOS
         model.generation_config.eos_token_id = LAST

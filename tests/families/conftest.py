@@ -36,15 +36,6 @@ def model(case):
     assert "generate" not in made(case).__dict__
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    """The tensors are so small that a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -3,7 +3,6 @@
 import functools
 
 import pytest
-import torch
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 from ..families import llava, others, qwen
@@ -66,12 +65,3 @@ def model(case):
     yield model
     assert "generate" not in model.__dict__
     assert hooks(model) == found
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    """The tensors are so small that a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

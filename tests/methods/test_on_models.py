@@ -29,14 +29,6 @@ def made(case):
     return case.model()
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def new_tokens(out, batch):
     return out[:, batch["input_ids"].shape[1] :]
 

@@ -56,15 +56,6 @@ def single(processor, device):
     return tiny.inputs(processor, ["what color is the cat ?"], [1], device)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    """The tensors are so small that a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

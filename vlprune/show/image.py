@@ -26,6 +26,16 @@ class ImageError(ValueError):
     """The file is no image that can be used; the message says why in one sentence."""
 
 
+def existing(path: str | Path) -> Path:
+    """The path of a file that is there."""
+    path = Path(path)
+    if not path.exists():
+        raise ImageError(f"there is no file {str(path)!r}.")
+    if not path.is_file():
+        raise ImageError(f"{str(path)!r} is not a file.")
+    return path
+
+
 def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open a file as an RGB image, upright, with all its pixels decoded.
 
@@ -39,12 +49,8 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    path = Path(path)
+    path = existing(path)
     name = repr(str(path))
-    if not path.exists():
-        raise ImageError(f"there is no file {name}.")
-    if not path.is_file():
-        raise ImageError(f"{name} is not a file.")
     Image.init()
     formats = [kind for kind in FORMATS if kind in Image.OPEN]
     try:
