@@ -78,7 +78,6 @@ def prune(loaded: Loaded, method: Method, question: str) -> Pruner:
 
 def measured(loaded: Loaded, pruner: Pruner, inputs: dict[str, Any], **options: Any) -> Run:
     """The pruned answer, and what it cost."""
-    from dataclasses import replace
 
     from vlprune.errors import UnsupportedModel
     from vlprune.measure import measure_generate
@@ -93,9 +92,6 @@ def measured(loaded: Loaded, pruner: Pruner, inputs: dict[str, Any], **options: 
         raise UserError(f"--model {loaded.name}: {error}") from error
     if not pruner.records:
         raise UserError(f"--model {loaded.name}: family {pruner.family.name!r} prunes no videos.")
-    later = accounted(pruner.records).entering - sum(record.after for record in pruner.records)
-    if later:  # tokens that enter the LLM and are dropped inside it, for which the formula of FLOPs is not made
-        run = replace(run, visual_tokens=run.visual_tokens + later, flops=None)
     return run
 
 

@@ -150,3 +150,14 @@ def test_wrong_input():
             vision_flops(config)
     finally:
         config.vision_config.model_type = "clip_vision_model"
+
+
+def test_layers_that_see_fewer_tokens():
+    llm = LlamaConfig(**SIZES)
+    whole, cut = llm_flops(llm, 20, 3), llm_flops(llm, [20, 12, 12], 3)
+    assert llm_flops(llm, [20, 20, 20], 3) == whole
+    shape = LLMShape.of(llm)
+    assert whole.prefill - cut.prefill == 2 * (shape.layer(20, 20) - shape.layer(12, 12))
+    assert whole.decode - cut.decode == 2 * sum(shape.layer(1, 20 + t) - shape.layer(1, 12 + t) for t in (1, 2))
+    with pytest.raises(ValueError, match="prompt has 2 entries, but the LLM has 3 layers"):
+        llm_flops(llm, [20, 12])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,13 +77,17 @@ class LLMShape:
         """Numbers that one token adds to the cache."""
         return 2 * self.layers * self.kv_heads * self.head_width
 
-    def forward(self, tokens: int, context: int) -> int:
-        """Operations of one forward of `tokens` new tokens that attend to `context` ones (themselves included)."""
+    def layer(self, tokens: int, context: int) -> int:
+        """Operations of one layer for `tokens` new tokens that attend to `context` ones (themselves included)."""
         query, key = self.heads * self.head_width, self.kv_heads * self.head_width
         projections = 2 * tokens * self.width * (2 * query + 2 * key)
         attention = 4 * tokens * context * query
         mlp = 6 * tokens * self.width * self.inner
-        return self.layers * (projections + attention + mlp) + 2 * self.width * self.vocabulary
+        return projections + attention + mlp
+
+    def forward(self, tokens: int, context: int) -> int:
+        """Operations of one forward through all layers, and of one row of logits."""
+        return self.layers * self.layer(tokens, context) + 2 * self.width * self.vocabulary
 
 
 def _text_config(model: Any) -> Any:
@@ -103,25 +108,27 @@ class Flops:
         return self.prefill + self.decode
 
 
-def llm_flops(model: Any, prompt: int, new_tokens: int = 1, *, batch: int = 1) -> Flops:
+def llm_flops(model: Any, prompt: int | Sequence[int], new_tokens: int = 1, *, batch: int = 1) -> Flops:
     """What the LLM computes for a prompt of `prompt` tokens, text and visual, and `new_tokens` greedy or sampled ones.
 
-    `model` is a model, its config or an `LLMShape`. Convention "flops" (see `CONVENTIONS`).
+    `model` is a model, its config or an `LLMShape`. Where tokens are dropped inside the LLM, `prompt` is what each
+    layer sees of it. Convention "flops" (see `CONVENTIONS`).
 
     >>> vicuna = LLMShape(layers=32, width=4096, inner=11008, heads=32, kv_heads=32, head_width=128, vocabulary=32064)
     >>> full, pruned = llm_flops(vicuna, 576 + 64), llm_flops(vicuna, 64 + 64)
     >>> f"{full.prefill / 1e12:.2f} T, {pruned.prefill / 1e12:.2f} T"
     '8.50 T, 1.67 T'
     """
-    for name, value in (("prompt", prompt), ("new_tokens", new_tokens), ("batch", batch)):
+    shape = LLMShape.of(model)
+    prompts = [prompt] * shape.layers if isinstance(prompt, int) else list(prompt)
+    for name, value in (("prompt", min(prompts)), ("new_tokens", new_tokens), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1.")
-    shape = LLMShape.of(model)
-    steps = range(1, new_tokens)
-    return Flops(
-        prefill=batch * shape.forward(prompt, prompt),
-        decode=batch * sum(shape.forward(1, prompt + step) for step in steps),
-    )
+    if len(prompts) != shape.layers:
+        raise ValueError(f"prompt has {len(prompts)} entries, but the LLM has {shape.layers} layers.")
+    logits = 2 * shape.width * shape.vocabulary
+    decode = sum(logits + sum(shape.layer(1, one + step) for one in prompts) for step in range(1, new_tokens))
+    return Flops(prefill=batch * (logits + sum(shape.layer(one, one) for one in prompts)), decode=batch * decode)
 
 
 def paper_macs(model: Any, visual_tokens: int) -> int:

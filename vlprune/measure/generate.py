@@ -11,6 +11,7 @@ from vlprune.measure.flops import Flops, LLMShape, llm_flops
 from vlprune.measure.latency import Clock, Latency
 from vlprune.measure.memory import cache_bytes
 from vlprune.models import family_of
+from vlprune.record import Record
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Run:
     """`new` (B, new tokens) are the generated ids.
 
     `prompt_tokens` entered the LLM, per row; `visual_tokens` are the visual ones among them, in all rows together;
-    `flops` is None for a decoder whose formula is not known.
+    `flops` is None for a decoder whose formula is not known, and for a batch that loses tokens inside the LLM.
     """
 
     new: Tensor
@@ -62,10 +63,32 @@ def measure_generate(
     ids = inputs["input_ids"]
     new = output.sequences[:, ids.shape[1] :]
     batch, prompt = clock.prompt
-    visual = sum(int((ids == stream.placeholder).sum()) for stream in family_of(model).streams(model))
-    if pruner is not None:
-        for record in pruner.records:
-            visual -= record.before - record.after + record.structure[0] - record.structure[1]
-    flops = llm_flops(model, prompt, new.shape[1], batch=batch) if LLMShape.knows(model) else None
+    records = pruner.records if pruner is not None else []
+    family = pruner.family if pruner is not None else family_of(model)
+    visual = sum(int((ids == stream.placeholder).sum()) for stream in family.streams(model))
+    visual -= sum(one.before - one.entering + one.structure[0] - one.structure[1] for one in records)
+    flops = None
+    if LLMShape.knows(model) and (batch == 1 or not any(record.stages for record in records)):
+        flops = llm_flops(model, layer_lengths(model, prompt, records), new.shape[1], batch=batch)
     held = cache_bytes(output.past_key_values)
     return Run(new, prompt, visual, flops, held, Latency.median(times))
+
+
+def layer_lengths(model: Any, prompt: int, records: list[Record]) -> list[int]:
+    """What each layer of the LLM sees of one prompt that enters it with `prompt` tokens.
+
+    >>> import torch
+    >>> from vlprune.measure import LLMShape
+    >>> llm = LLMShape(layers=4, width=8, inner=8, heads=1, kv_heads=1, head_width=8, vocabulary=9)
+    >>> cut = ((1, torch.arange(5)), (3, torch.arange(2)))
+    >>> layer_lengths(llm, 20, [Record(torch.arange(2), 9, 2, (3, 3), stages=cut, entered=9, layers=4)])
+    [20, 16, 16, 13]
+    """
+    lengths = []
+    for layer in range(LLMShape.of(model).layers):
+        gone = 0
+        for record in records:
+            left = [len(kept) for cut, kept in record.stages if cut <= layer]
+            gone += record.entering - left[-1] if left else 0
+        lengths.append(prompt - gone)
+    return lengths
