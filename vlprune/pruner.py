@@ -40,6 +40,7 @@ from vlprune.models.stages import Stages
 from vlprune.models.units import Unit, find_units
 from vlprune.query import Questions, check_query, framed
 from vlprune.record import Record
+from vlprune.runtime import with_graphs
 
 
 def attach(
@@ -51,6 +52,7 @@ def attach(
     positions: str | None = None,
     dual_encoder: Any = None,
     cache_bytes: int = 256 * 2**20,
+    graphs: bool | str = False,
 ) -> "Pruner":
     """Make `model` drop the visual tokens that `method` does not choose, until `detach()` or the end of the `with`.
 
@@ -68,13 +70,14 @@ def attach(
         dual_encoder: a `CLIPModel` or `SiglipModel`, a (model, tokenizer) pair, or an id or path, for relevance in the
             space that text and image share.
         cache_bytes: how much memory the vision features of recent images may take; 0 turns that cache off.
+        graphs: True runs the LLM of `generate` as CUDA graphs, "compile" compiles its layers first (vlprune.runtime).
 
     Example:
         with attach(model, Script(keep=64), processor=processor) as pruner:
             out = model.generate(**inputs)
         pruner.last.kept, pruner.last.scores
     """
-    return Pruner(model, method, processor, query, positions, dual_encoder, cache_bytes)
+    return Pruner(model, method, processor, query, positions, dual_encoder, cache_bytes, graphs)
 
 
 @dataclass
@@ -123,6 +126,7 @@ class Pruner:
         positions: str | None,
         dual_encoder: Any,
         cache_bytes: int,
+        graphs: bool | str = False,
     ) -> None:
         self.family = family_of(model)
         if not isinstance(method, Method):
@@ -151,6 +155,7 @@ class Pruner:
         if inside is not None:
             renumber = (self.positions if positions is not None else inside.positions) == "renumbered"
             self._stages = Stages(model, inside, renumber and "grid" not in self.family.positions, self._cut)
+        self.graphs = with_graphs(model, graphs)  # first: what we hand to generate is what the graphs are for
         self._generate_before = model.__dict__.get("generate")
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
@@ -183,6 +188,8 @@ class Pruner:
             else:
                 self.model.__dict__["generate"] = self._generate_before
         self._handles = []
+        if self.graphs is not None:
+            self.graphs.close()
         self.clear_cache()
 
     def clear_cache(self) -> None:

@@ -1,0 +1,158 @@
+"""LLM prefill with and without pruning, eager and as CUDA graphs, on a GPU: `python benchmarks/prefill.py`.
+
+Published architectures with random weights in bf16, Script with the papers' budgets, 64 words of text. Both the whole
+and the pruned model run each way: in plain transformers, with their LLM as CUDA graphs (`graphs=True`), and with its
+layers compiled first (`graphs="compile"`). The ratio is prefill by prefill + selection; vision is paid either way. The
+floor is the larger of two times: the LLM's weights read once, and its operations, both at rates measured here first.
+
+Before a model is timed, its logits with graphs are compared with those without; first of all, on two layers of
+LLaVA-1.5-7B in float32, the answers must be the same.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import time
+import warnings
+
+import torch
+
+from vlprune import Budget, Script, attach
+from vlprune.measure import llm_flops
+from vlprune.measure.architectures import architecture
+from vlprune.measure.bench import WAYS, bench, machine
+
+KEEP = {"llava-1.5-7b": 64, "llava-next-7b": Budget(per_tile=64), "llava-video-7b": Budget(per_frame=16)}
+GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+TEXT = 64
+CHOICES = {"eager": False, "graphs": True, "compile": "compile"}
+
+
+def seconds(function, repeats: int = 10) -> float:
+    """Of one call, after two that do not count."""
+    for _ in range(2):
+        function()
+    torch.accelerator.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        function()
+    torch.accelerator.synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
+def rates(device: str, size: int = 8192) -> tuple[float, float]:
+    """(bytes a second that can be read, operations a second of a bf16 matrix product) on random numbers."""
+    big = torch.randn(16, size, size, device=device).to(torch.bfloat16)
+    other = torch.empty_like(big)
+    copied = 2 * big.nbytes / seconds(lambda: other.copy_(big))
+    a, b = big[0], big[1]
+    multiplied = 2 * size**3 / seconds(lambda: a @ b)
+    return copied, multiplied
+
+
+def floor(model, tokens: int, speed: tuple[float, float]) -> tuple[float, float]:
+    """Seconds to read the LLM's weights once, and to compute the prefill of so many tokens."""
+    weights = {*model.get_decoder().parameters(), *model.lm_head.parameters()} - {
+        *model.get_input_embeddings().parameters()
+    }
+    return sum(weight.nbytes for weight in weights) / speed[0], llm_flops(model, tokens).prefill / speed[1]
+
+
+def answer(model, inputs, keep, graphs, new: int):
+    with attach(model, Script(keep=keep), cache_bytes=0, graphs=graphs):
+        for _ in range(2):  # the first captures
+            out = model.generate(**inputs, **GREEDY, max_new_tokens=new, min_new_tokens=new)
+    return out.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(out.logits)[:, 0].float()
+
+
+def check_small(device: str, ways) -> None:
+    """Two layers in float32, where only a mistake makes other answers."""
+    one = architecture("llava-1.5-7b")
+
+    def config():
+        made = one.config()
+        made.text_config.num_hidden_layers = made.vision_config.num_hidden_layers = 2
+        return made
+
+    torch.manual_seed(0)
+    model = dataclasses.replace(one, config=config).build(device, torch.float32)
+    inputs = one.inputs(model, TEXT)
+    for keep in (64, 1.0):
+        expected, logits = answer(model, inputs, keep, False, 16)
+        for way in ways:
+            tokens, found = answer(model, inputs, keep, way, 16)
+            error = ((found - logits).norm() / logits.norm()).item()
+            print(f"two layers, float32, keep={keep}, {WAYS[way]}: same 16 tokens {torch.equal(tokens, expected)}, "
+                  f"logits differ by {error:.1e}")  # fmt: skip
+            if not torch.equal(tokens, expected):
+                raise SystemExit("graphs change the answers.")
+
+
+def check(model, inputs, keep, ways) -> dict:
+    """How far the logits of the prompt are from those without graphs; bf16 rounds other shapes otherwise."""
+    _, logits = answer(model, inputs, keep, False, 1)
+    errors = {}
+    for way in ways:
+        _, found = answer(model, inputs, keep, way, 1)
+        errors[WAYS[way]] = ((found - logits).norm() / logits.norm()).item()
+    return errors
+
+
+def measure(name: str, ways, speed, args) -> dict:
+    one, keep = architecture(name), KEEP[name]
+    torch.manual_seed(0)
+    model = one.build(args.device)
+    inputs = one.inputs(model, TEXT)
+    errors = check(model, inputs, keep, [way for way in ways if way])
+    print(f"\n{name}: {one.visual}, keep={keep}, {TEXT} words")
+    for way, error in errors.items():
+        print(f"  the prompt's logits with {way} differ by {error:.1e} from eager's")
+    print("                          tokens   prefill  selection  ratio   decode/token   floor (bytes, operations)")
+    rows = []
+    for way in ways:
+        report = bench(
+            model, inputs, [Script(keep=keep)], name=name, graphs=way, new_tokens=args.new, repeats=args.repeats
+        )
+        whole = report.rows[0]
+        for row in report.rows:
+            bytes_, operations = floor(model, row.prompt_tokens, speed)
+            decode = "" if row.decode is None else f"{1e3 * row.decode.median:8.2f} ms"
+            chosen = f"{1e3 * row.selection.median:6.2f} ms {whole.first.median / row.first.median:6.2f}x"
+            print(
+                f"  {WAYS[row.graphs]:22} {row.prompt_tokens:7} {1e3 * row.prefill.median:7.2f} ms "
+                f"{chosen if row is not whole else ' ' * 17} {decode:>14}   "
+                f"{1e3 * bytes_:6.2f}, {1e3 * operations:6.2f} ms",
+                flush=True,
+            )
+            rows.append({**dataclasses.asdict(row), "floor": {"bytes": bytes_, "operations": operations}})
+    return {"model": name, "keep": str(keep), "logits_differ": errors, **machine(model), "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--models", nargs="+", default=list(KEEP), choices=list(KEEP))
+    parser.add_argument("--ways", nargs="+", default=list(CHOICES), choices=list(CHOICES))
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--new", type=int, default=9, help="new tokens; 1 leaves decoding out")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", help="write the figures there too")
+    args = parser.parse_args()
+    ways = [CHOICES[way] for way in args.ways]
+    warnings.filterwarnings("error", message="vlprune: without CUDA graphs")  # figures must be what they say
+    speed = rates(args.device)
+    name = torch.cuda.get_device_name(args.device)
+    print(f"{name}: copies {speed[0] / 1e12:.2f} TB/s (read and written), multiplies {speed[1] / 1e12:.0f} TFLOP/s")
+    check_small(args.device, [way for way in ways if way])
+    found = []
+    for model in args.models:
+        found.append(measure(model, ways, speed, args))
+        gc.collect()
+        torch.cuda.empty_cache()
+        if args.json:
+            with open(args.json, "w") as file:
+                json.dump({"rates": speed, "models": found}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

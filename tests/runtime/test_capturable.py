@@ -1,0 +1,46 @@
+"""What is captured never waits for the device: it also runs where tensors have no values, on real-size models."""
+
+import pytest
+import torch
+
+from vlprune.measure.architectures import architecture
+from vlprune.runtime.capture import direct
+from vlprune.runtime.session import Session
+from vlprune.runtime.tower import towers
+
+META = torch.device("meta")
+
+
+@pytest.fixture(
+    scope="module", params=["llava-1.5-7b", "llava-next-7b", "llava-video-7b", "internvl3-8b", "qwen2.5-vl-7b"]
+)
+def model(request):
+    return architecture(request.param).build("meta")
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_decoder(model, padded):
+    decoder = model.get_decoder()
+    session = Session(decoder, decoder.forward, 2, 512, META, direct, None)
+    width = decoder.config.hidden_size
+    grid = (4,) if model.config.model_type.startswith("qwen") else ()
+    embeds = torch.empty(2, 130, width, dtype=torch.bfloat16, device=META)
+    places = torch.empty(*grid, 2, 130, dtype=torch.long, device=META)
+    with torch.no_grad():
+        hidden = session._step(embeds, places, 160, True, padded, {}).run()
+        assert hidden.shape == (2, 160, width)
+        session.cache.fill(130)
+        hidden = session._step(embeds[:, :1], places[..., :1], 1, False, padded, {}).run()
+    assert hidden.shape == (2, 1, width)
+    heads = decoder.config.num_key_value_heads
+    assert {layer.keys.shape[:3] for layer in session.cache.layers} == {(2, heads, 512)}
+
+
+def test_the_tower(model):
+    known = [tower.config.model_type for tower in towers(model)]
+    assert bool(known) == (model.config.model_type.startswith("llava"))
+    for tower in towers(model):
+        size = tower.config.image_size
+        with torch.no_grad():
+            out = tower(torch.empty(2, 3, size, size, dtype=torch.bfloat16, device=META), output_hidden_states=True)
+        assert len(out.hidden_states) == tower.config.num_hidden_layers + 1

@@ -1,0 +1,49 @@
+"""Layers are compiled once, not once each."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from tests.seam import tiny
+from vlprune.runtime import capture
+from vlprune.runtime.capture import Compiled, direct
+from vlprune.runtime.graphed import Graphed
+
+GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+
+
+@pytest.mark.parametrize("layers", [2, 5])
+def test_one_compilation_for_all_layers(single, device, layers):
+    torch._dynamo.reset()
+    model = tiny.llava(layers=layers).to(device)
+    without = model.generate(**single, **GREEDY)
+    counter = CompileCounter()
+    with Graphed(model, capture=direct) as graphs:
+        graphs._compiled = Compiled(model.get_decoder(), backend=counter)
+        for _ in range(3):  # the first prefill makes the cache and is not compiled
+            assert torch.equal(model.generate(**single, **GREEDY), without)
+    assert counter.frame_count == 2  # prefill, step
+    assert [layer.self_attn.layer_idx for layer in model.get_decoder().layers] == list(range(layers))
+    torch._dynamo.reset()
+
+
+def test_replaced():
+    class Thing:
+        pass
+
+    thing = Thing()
+    thing.own = 1
+    with capture.replaced(thing, "own", 2), capture.replaced(thing, "new", 3):
+        assert (thing.own, thing.new) == (2, 3)
+    assert vars(thing) == {"own": 1}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="on a CPU it takes most of a minute, and a C++ compiler")
+def test_the_real_compiler(single, device):
+    torch._dynamo.reset()
+    model = tiny.llava().to(device)
+    without = model.generate(**single, **GREEDY)
+    with Graphed(model, compile=True):
+        for _ in range(2):
+            assert torch.equal(model.generate(**single, **GREEDY), without)
+    torch._dynamo.reset()
