@@ -565,3 +565,6 @@ def models() -> None:
         "The first of the positions is the default. --model takes 'pocket' (comes with vlprune), a folder, or a hub id,"
     )
     print("such as llava-hf/llava-1.5-7b-hf.")
+
+
+import vlprune.studies.commands  # noqa: E402, F401  # eval, study and report, which use what is above

@@ -1,0 +1,140 @@
+"""`vlprune eval`: tables that agree with the answers, runs that go on, refusals that teach."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import checkpoint, untemplated  # noqa: F401
+from vlprune.methods import list_methods
+from vlprune.studies import bench as bench_module
+from vlprune.studies.items import pocket_items
+from vlprune.studies.stats import wilson
+
+
+@pytest.fixture
+def forbidden(monkeypatch):
+    def ask(*arguments):
+        raise AssertionError("nothing is left to ask")
+
+    return lambda: monkeypatch.setattr(bench_module, "_ask", ask)
+
+
+def lines_of(folder, cell):
+    return [json.loads(line) for line in (Path(folder) / "answers" / f"{cell}.jsonl").read_text().splitlines()]
+
+
+def test_every_method_is_scored_and_the_oracle(program, forbidden):
+    words = ("eval", "--questions", 1, "--keep", 16, "--split", "validation", "--batch", 8, "--out", "run")
+    code, out, err = program(*words)
+    assert code == 0, err
+    found = json.loads(Path("run/result.json").read_text())
+    assert list(found["data"]["scores"]) == ["all tokens", *(f"{name}@16" for name in list_methods()), "oracle@16"]
+    truth = {item.number: item for item in pocket_items("validation", 1)}
+    for cell, score in found["data"]["scores"].items():
+        lines = lines_of("run", cell.replace(" ", "_"))
+        right = sum(line["answer"] == truth[line["q"]].answers[0] for line in lines)
+        assert sorted(line["q"] for line in lines) == sorted(truth)
+        assert sum(score["right"].values()) == right
+        assert score["accuracy"] == right / 6
+        assert score["interval"] == list(wilson(right, 6))
+    assert found["data"]["scores"]["script@16"]["entering"] == 16
+    rows = found["tables"][0]["rows"]
+    assert len(rows) == len(found["data"]["scores"])
+    assert "oracle" in out
+    text = Path("run/result.md").read_text()
+    assert all(f"| {row[0]} |" in text for row in rows)
+    assert Path("run/accuracy.png").read_bytes()[:4] == b"\x89PNG"
+    forbidden()
+    assert program(*words)[0] == 0
+    code, out, _ = program(*words, "--json")
+    assert json.loads(out)["data"] == found["data"]
+
+
+def test_more_budgets_and_variants_join_a_run(program, forbidden):
+    words = ("eval", "--questions", 1, "--batch", 8, "--out", "run", "--keep")
+    assert program(*words, 16, "--methods", "random")[0] == 0
+    assert program(*words, "16,0.01", "--methods", "random,script:fusion=filter:rho=0.3")[0] == 0
+    found = json.loads(Path("run/result.json").read_text())["data"]["scores"]
+    assert found["script:fusion=filter:rho=0.3@0.01"]["entering"] == 6
+    assert "rho=0.3" in json.loads(Path("run/manifest.json").read_text())["methods"]["script:fusion=filter:rho=0.3@16"]
+    forbidden()
+    assert program(*words, "0.01", "--methods", "random")[0] == 0
+    code, _, err = program("eval", "--questions", 2, "--out", "run", "--methods", "random")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--out run holds a run with questions=1, not 2" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--methods", "skript"], "--method skript: no such method; did you mean 'script'?"),
+        (["--methods", "script:taw=1"], "--set taw=1: script has no such setting; did you mean 'tau'?"),
+        (["--methods", ","], "--methods is empty"),
+        (["--keep", "many"], "--keep many: pass a number of tokens (64) or a ratio (0.1)."),
+        (["--keep", ","], "--keep is empty"),
+        (["--split", "train"], "--split train: choose from validation, test."),
+        (["--match", "fuzzy"], "--match fuzzy: choose from exact, contains."),
+        (["--model", "some/where"], "--model some/where knows nothing of the pocket world: say --data"),
+        (["--data", "none.jsonl"], "--data none.jsonl cannot be read"),
+    ],
+)
+def test_refusals(program, words, says):
+    code, out, err = program("eval", "--questions", 1, *words)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def picture_file(folder, match="red"):
+    """Scenes of the pocket world as PNG files with their questions."""
+    items = pocket_items("validation", 1)
+    for item in items:
+        item.image().save(folder / f"{item.group.replace('/', '-')}.png")
+    lines = [
+        {"image": f"{i.group.replace('/', '-')}.png", "question": i.text, "answer": i.answers[0], "kind": i.kind}
+        for i in items
+    ]
+    path = folder / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_a_file_of_one_s_own_scores_as_the_same_scenes_do(program, tmp_path):
+    data = picture_file(tmp_path)
+    some = ("--methods", "script,uniform_grid", "--keep", 16)
+    assert program("eval", "--split", "validation", "--questions", 1, *some, "--out", "drawn")[0] == 0
+    code, _, err = program("eval", "--data", data, *some, "--out", "filed")
+    assert code == 0, err
+    drawn, filed = (
+        json.loads(Path(f"{name}/result.json").read_text())["data"]["scores"] for name in ("drawn", "filed")
+    )
+    assert filed == drawn
+    data.write_text(data.read_text() + "\n" + data.read_text().splitlines()[0])
+    code, _, err = program("eval", "--data", data, *some, "--out", "filed")
+    assert code == 2
+    assert "digest=" in err
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "untemplated"])
+def test_another_model_on_a_file(program, tmp_path, request, kind):
+    data = picture_file(tmp_path)
+    words = ("--data", data, "--model", request.getfixturevalue(kind), "--keep", "4,99", "--max-new-tokens", 3)
+    code, _, err = program("eval", *words, "--match", "contains", "--out", "run")
+    assert code == 0, err
+    assert err.count("no chat template") == (kind == "untemplated")
+    found = json.loads(Path("run/result.json").read_text())
+    scored, refused = found["data"]["scores"], json.loads(Path("run/manifest.json").read_text())["refused"]
+    assert {cell.removesuffix("@4") for cell in scored} == {"all tokens", *list_methods()}
+    assert set(refused) == {f"{name}@99" for name in list_methods()}
+    assert "only 16 visual tokens" in refused["script@99"]
+    assert found["tables"][-1]["title"] == "Could not run"
+
+
+def test_no_method_can_run(program):
+    code, _, err = program("eval", "--questions", 1, "--methods", "random", "--keep", 600, "--out", "run")
+    assert (code, err) == (2, "vlprune: random@600: keep=600: the image has only 576 visual tokens.\n")
+    code, _, err = program("study", "ablation", "--small", "--keep", 600, "--out", "study")
+    assert code == 2
+    assert "only 576 visual tokens" in err

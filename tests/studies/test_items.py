@@ -1,0 +1,99 @@
+"""Questions from files, and when an answer is right."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from vlprune.loading import UserError
+from vlprune.studies.items import file_items, pocket_items, right
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Image.new("RGB", (20, 10), "red").save(tmp_path / "red.png")
+    return tmp_path
+
+
+def write(folder, *lines):
+    path = folder / "data.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+GOOD = {"image": "red.png", "question": "what color?", "answer": "red"}
+
+
+def test_a_file_of_questions(folder):
+    several = {**GOOD, "answer": ["red", "crimson"], "kind": "color"}
+    items = file_items(write(folder, GOOD, "", several))
+    assert [(item.number, item.kind, item.answers) for item in items] == [
+        (0, "all", ("red",)),
+        (1, "color", ("red", "crimson")),
+    ]
+    assert items[0].image().size == (20, 10)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "line 2: no JSON"),
+        ({"image": "red.png", "question": "what?"}, "line 2: it needs 'answer'"),
+        ({**GOOD, "question": ""}, "line 2: it needs 'question'"),
+        ("[1]", "line 2: it needs 'image'"),
+        ({**GOOD, "image": "blue.png"}, "line 2: there is no image .*blue.png"),
+    ],
+)
+def test_a_bad_line_is_named(folder, line, says):
+    with pytest.raises(UserError, match=says):
+        file_items(write(folder, GOOD, line))
+
+
+def test_files_that_are_none(folder):
+    with pytest.raises(UserError, match="has no lines"):
+        file_items(write(folder))
+    with pytest.raises(UserError, match="cannot be read"):
+        file_items(folder / "none.jsonl")
+    with pytest.raises(UserError, match="is not text"):
+        file_items(folder / "red.png")
+    with pytest.raises(UserError, match="cannot be read"):
+        file_items(folder)  # a folder has no answers
+
+
+def test_a_folder_of_images_where_no_answers_are_needed(folder):
+    (item,) = file_items(folder, need_answers=False)
+    assert item.group == "red.png"
+    (folder / "empty").mkdir()
+    with pytest.raises(UserError, match="has no images"):
+        file_items(folder / "empty", need_answers=False)
+
+
+def test_a_broken_image_is_told(folder):
+    (folder / "red.png").write_bytes(b"not an image")
+    (item,) = file_items(write(folder, GOOD))
+    with pytest.raises(UserError, match=r"red\.png"):
+        item.image()
+
+
+@pytest.mark.parametrize(
+    ("said", "answers", "exact", "contains"),
+    [
+        ("Red.", ["red"], True, True),
+        ("it is red", ["red"], False, True),
+        ("predominantly", ["red"], False, False),
+        ("top-left", ["top-left"], True, True),
+        ("top-left", ["top"], False, False),
+        ("", ["red"], False, False),
+        ("blue", ["red", "Blue"], True, True),
+    ],
+)
+def test_right_answers(said, answers, exact, contains):
+    assert right(said, answers) is exact
+    assert right(said, answers, "contains") is contains
+
+
+def test_pocket_items_are_numbered_and_balanced():
+    items = pocket_items("validation", 3, start=100)
+    assert [item.number for item in items] == list(range(100, 118))
+    assert all(sum(item.kind == kind for item in items) == 3 for kind in ("exist", "where"))
+    assert pocket_items(1000, 1) != pocket_items(1001, 1)

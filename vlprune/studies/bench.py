@@ -1,0 +1,239 @@
+"""Ask many questions by many methods: each image is encoded once, prompts of one shape are asked together."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from vlprune import asking
+from vlprune.errors import UnsupportedModel
+from vlprune.loading import Loaded, UserError
+from vlprune.studies.items import Item, right
+
+if TYPE_CHECKING:
+    import torch
+
+    from vlprune.methods import Method
+    from vlprune.models.base import Family
+    from vlprune.record import Record
+    from vlprune.studies.run import Run
+
+WHOLE = "all tokens"
+BLOCK = 8  # batches whose images' features are held at once
+
+Line = dict[str, Any]
+Note = Callable[[Item, "Record"], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What one method answered to the questions of one batch; `reason` says why it could not, where it could not."""
+
+    method: str
+    items: Sequence[Item]
+    texts: Sequence[str] = ()
+    records: Sequence[Sequence[Record]] = ()
+    reason: str | None = None
+
+
+def answers(
+    loaded: Loaded,
+    items: Sequence[Item],
+    methods: Mapping[str, Method],
+    *,
+    batch: int = 32,
+    seed: int = 0,
+    longest: int = 1,
+    skip: Callable[[str, Sequence[Item]], bool] = lambda name, items: False,
+) -> Iterator[Answered]:
+    """Every method's answers to every question, batch by batch, through `attach` and `generate` as a user would.
+
+    A batch holds prompts whose tensors have equal shapes, so there is no padding. The vision tower sees each image
+    once for all methods. `skip(name, items)` says what need not be asked. A method that the model cannot run says so
+    in its first batch, and is left out from there on.
+    """
+    import torch
+
+    from vlprune.comparing import _loaded_once
+    from vlprune.features import FeatureCache
+    from vlprune.models.base import family_of
+    from vlprune.models.probe import see
+
+    if isinstance(loaded.clip, str):
+        loaded = replace(loaded, clip=_loaded_once(loaded))
+    try:
+        family = family_of(loaded.model)
+    except UnsupportedModel as error:
+        raise UserError(f"--model {loaded.name}: {error}") from error
+    cache, left = FeatureCache(float("inf")), dict(methods)
+    attention = any(getattr(method, "needs_attention", False) for method in methods.values())
+    for group in batches(loaded, items, batch, lambda some: all(skip(name, some) for name in left)):
+        if group is None:
+            cache.clear()
+            continue
+        asked, inputs = group
+        wanted = [name for name in left if not skip(name, asked)]
+        if wanted:
+            ids, pixels = _distinct(loaded.model, family, asked, inputs)
+            with torch.no_grad():
+                see(loaded.model, family, ids, pixels, cache, attention)
+        for name in wanted:
+            answered = _ask(loaded, name, left[name], asked, inputs, cache, seed, longest)
+            if answered.reason is not None:
+                del left[name]
+            yield answered
+
+
+def _distinct(model: Any, family: Family, items: Sequence[Item], inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The ids and pixels of a batch without the rows that show an image again, where rows can be taken out."""
+    from vlprune.models.probe import present
+
+    pixels = {name: value for name, value in inputs.items() if name in family.vision_inputs}
+    if not all(family.sliceable(stream, pixels) for stream in present(model, family, pixels)):
+        return inputs["input_ids"], pixels
+    rows = list({item.group: row for row, item in enumerate(items)}.values())
+    return inputs["input_ids"][rows], {name: value[rows] for name, value in pixels.items()}
+
+
+def batches(
+    loaded: Loaded, items: Sequence[Item], size: int, skip: Callable[[Sequence[Item]], bool]
+) -> Iterator[tuple[list[Item], dict[str, torch.Tensor]] | None]:
+    """Batches of at most `size` questions with their inputs; None after every `BLOCK * size` questions."""
+    import torch
+
+    for start in range(0, len(items), BLOCK * size):
+        block = items[start : start + BLOCK * size]
+        if skip(block):
+            continue
+        images = {item.group: item for item in block}
+        pictures = {group: item.image() for group, item in images.items()}
+        alike: dict[Any, list[tuple[Item, dict[str, Any]]]] = {}
+        for item in block:
+            told = getattr(loaded.processor, "chat_template", None) or item is items[0]  # a notice once, not each time
+            with nullcontext() if told else redirect_stderr(io.StringIO()):
+                inputs = asking.prepare(loaded, pictures[item.group], item.text)
+            shapes = tuple((name, tuple(value.shape)) for name, value in sorted(inputs.items()))
+            alike.setdefault((pictures[item.group].size, shapes), []).append((item, inputs))
+        for rows in alike.values():
+            for first in range(0, len(rows), size):
+                some = rows[first : first + size]
+                joined = {name: torch.cat([inputs[name] for _, inputs in some]) for name in some[0][1]}
+                yield [item for item, _ in some], joined
+        yield None
+
+
+def _ask(
+    loaded: Loaded,
+    name: str,
+    method: Method,
+    items: Sequence[Item],
+    inputs: dict[str, Any],
+    cache: Any,
+    seed: int,
+    longest: int,
+) -> Answered:
+    from vlprune.pruner import attach
+    from vlprune.studies.perquestion import for_questions
+
+    model, processor = loaded.model, loaded.processor
+    try:
+        texts = [item.text for item in items]
+        chosen = for_questions(method, items, seed)
+        pruner = attach(model, chosen, processor=processor, query=texts, dual_encoder=loaded.clip, cache_bytes=0)
+        own, pruner._cache = pruner._cache, cache
+        try:
+            out = model.generate(**inputs, max_new_tokens=longest, do_sample=False)
+        finally:
+            pruner._cache = own  # which detaching empties
+            pruner.detach()
+    except (ValueError, UnsupportedModel) as error:
+        return Answered(name, items, reason=str(error))
+    said = processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    records: list[list[Record]] = [[] for _ in items]
+    for record in pruner.records:
+        records[record.row].append(record)
+    return Answered(name, items, [text.strip() for text in said], records)
+
+
+@dataclass
+class Bench:
+    """A model, the questions to ask it, and the run that keeps the answers.
+
+    `tick(name, count)` is called as questions are answered; `expect(count)` says how many more there will be.
+    """
+
+    loaded: Loaded
+    items: list[Item]
+    run: Run
+    batch: int = 32
+    seed: int = 0
+    longest: int = 1
+    match: str = "exact"
+    small: bool = False
+    keep: tuple[int | float, ...] = ()
+    tick: Callable[[str, int], None] = field(default=lambda name, count: None)
+    expect: Callable[[int], None] = field(default=lambda count: None)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether the images are scenes of the pocket world, of which everything is known."""
+        return all(item.scene is not None for item in self.items)
+
+    @property
+    def kinds(self) -> list[str]:
+        return list(dict.fromkeys(item.kind for item in self.items))
+
+    def ask(
+        self,
+        methods: Mapping[str, Method],
+        note: Note | None = None,
+        items: Sequence[Item] | None = None,
+        lenient: bool = False,
+    ) -> dict[str, list[Line]]:
+        """Each method's answers, a line per question in the questions' order; what the run has is not asked again.
+
+        A line has the question's number `q`, the `answer`, whether it is `right`, the visual tokens that entered the
+        LLM and that a layer saw on average, and what `note(item, record)` adds. A method that cannot run is a
+        `UserError`; if `lenient`, it is left out, and the run's `refused` says why.
+        """
+        items = self.items if items is None else items
+        self.run.note_methods(methods)
+        known = {name: {line["q"]: line for line in self.run.lines(name)} for name in methods}
+        self.expect(sum(item.number not in known[name] for name in methods for item in items))
+
+        def skip(name: str, some: Sequence[Item]) -> bool:
+            return all(item.number in known[name] for item in some)
+
+        found = answers(self.loaded, items, methods, batch=self.batch, seed=self.seed, longest=self.longest, skip=skip)
+        refused: dict[str, str] = {}
+        for answered in found:
+            name = answered.method
+            if answered.reason is not None:
+                if known[name] or not lenient:
+                    raise UserError(f"{name}: {answered.reason}")
+                refused[name] = answered.reason
+                self.expect(-sum(item.number not in known[name] for item in items))
+                continue
+            lines = []
+            for item, text, records in zip(answered.items, answered.texts, answered.records):
+                if item.number not in known[name]:
+                    lines.append(self._line(item, text, records, note))
+                    known[name][item.number] = lines[-1]
+            self.run.append(name, lines)
+            self.tick(name, len(lines))
+        self.run.note_refused(methods, refused)
+        return {name: [known[name][item.number] for item in items] for name in methods if name not in refused}
+
+    def _line(self, item: Item, text: str, records: Sequence[Record], note: Note | None) -> Line:
+        entering, average = asking.accounted(records)
+        line = {"q": item.number, "answer": text, "right": right(text, item.answers, self.match)}
+        line |= {"entering": entering, "average": round(average, 2)}
+        return line | (note(item, asking.together(records)) if note is not None else {})
+
+
+def share(lines: Sequence[Line]) -> float:
+    """The share of right answers."""
+    return sum(line["right"] for line in lines) / len(lines)

@@ -1,0 +1,62 @@
+"""The figures that studies share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: A point: where, how much, and the interval's ends.
+Point = tuple[float, float, float, float]
+
+
+def curves(
+    lines: Mapping[str, Sequence[Point]], *, flat: Mapping[str, float], x: str, y: str, log: bool = True
+) -> Figure:
+    """One line with intervals for each name; `flat` are dashed lines across."""
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, value in flat.items():
+        axes.axhline(value, color="grey", linestyle="--", label=name)
+    colors = colormaps["tab20"](range(20))
+    for i, (name, points) in enumerate(lines.items()):
+        at, mean, low, high = np.array(sorted(points)).T
+        style = {"color": "black", "linestyle": ":"} if name == "oracle" else {"color": colors[i % 20]}
+        spread = np.abs([mean - low, high - mean])
+        marker = "osD^v"[i % 5]
+        axes.errorbar(at, mean, spread, marker=marker, markersize=4, capsize=2, label=name, **style)
+    everywhere = [point[0] for points in lines.values() for point in points]
+    most = max(map(everywhere.count, everywhere))
+    places = sorted({place for place in everywhere if everywhere.count(place) > most / 2})
+    if log:
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def panels(rows: Sequence[Sequence[tuple[str, Any]]], size: float = 1.9) -> Figure:
+    """A sheet of pictures (height, width, 3) and maps (height, width), each with a title; red is high, or true."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(size * max(map(len, rows)), (size + 0.3) * len(rows)), layout="constrained")
+    grid = figure.subplots(len(rows), max(map(len, rows)), squeeze=False)
+    for row, line in zip(rows, grid):
+        for axes in line:
+            axes.axis("off")
+        for (title, values), axes in zip(row, line):
+            values = np.asarray(values)
+            style = {} if values.ndim == 3 else {"cmap": "coolwarm"}
+            axes.imshow(values, **style, **({"vmin": 0, "vmax": 1} if values.dtype == bool else {}))
+            axes.set_title(title, fontsize=7, wrap=True)
+    return figure

@@ -1,0 +1,138 @@
+"""Do tokens repeat their neighbours, and is cosine similarity a fair measure of it?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlprune.studies.bench import Bench
+from vlprune.studies.look import Looked, apart, cosines, look, near_similarity, neighbours
+from vlprune.studies.result import Result, Table
+from vlprune.studies.stats import pearson, spearman
+
+NEEDS, QUESTIONS, KEEP = "images", (200, 2), ()
+BINS, EPS = 20, 1e-8
+EDGES = np.linspace(-1, 1, 81)
+
+
+def study(bench: Bench) -> Result:
+    """Cosine similarity against Manhattan distance, neighbours against random pairs, and against local entropy."""
+    images = look(bench)
+    by_distance = _by_distance(images)
+    near, random = _pairs(images)
+    similar = torch.cat([near_similarity(one) for one in images])
+    entropies = {
+        "component of the image": torch.cat([image_entropy(one) for one in images]),
+        "component of the neighbourhood": torch.cat([own_entropy(one) for one in images]),
+    }
+    shown = [d for d in (1, 2, 3, 5, 8, 12, 16, 24, 32) if d in by_distance] + [max(by_distance)]
+    correlation = {
+        name: {"pearson": pearson(values.numpy(), similar.numpy()), "spearman": spearman(values, similar)}
+        for name, values in entropies.items()
+    }
+    pairs = {"next to each other": near, "random, farther apart": random}
+    tables = [
+        Table(
+            "Similarity against distance",
+            ["Manhattan distance", "mean cosine", "pairs an image"],
+            [[str(d), f"{by_distance[d][0]:.3f}", f"{by_distance[d][1]:,.0f}"] for d in dict.fromkeys(shown)],
+            f"{len(images)} images.",
+        ),
+        Table(
+            "Neighbours and random pairs",
+            ["pairs", "mean cosine", "above 0.5"],
+            [[name, f"{v.mean():.3f}", f"{100 * (v > 0.5).mean():.1f} %"] for name, v in pairs.items()],
+            "Next to each other: among the eight around a token. As many random pairs as neighbouring ones.",
+        ),
+        Table(
+            "Local entropy and similarity",
+            ["entropy of 3 × 3 tokens on the first principal", "mean, nats", "Pearson's r", "Spearman's ρ"],
+            [
+                [name, f"{entropies[name].mean():.3f}", f"{one['pearson']:+.3f}", f"{one['spearman']:+.3f}"]
+                for name, one in correlation.items()
+            ],
+            f"{BINS} bins of equal width over the range of the image or of the neighbourhood. Similarity: a token's "
+            "mean cosine to the tokens around it. The paper expects a negative correlation.",
+        ),
+    ]
+    data = {
+        "by_distance": {str(d): mean for d, (mean, _) in by_distance.items()},
+        "above_half": {name: float((v > 0.5).mean()) for name, v in pairs.items()},
+        "correlation": correlation,
+    }
+    drawn = _figure(by_distance, near, random, entropies["component of the image"], similar)
+    return Result("Redundancy", tables, {"redundancy": drawn}, data)
+
+
+def _by_distance(images: Sequence[Looked]) -> dict[int, tuple[float, float]]:
+    """Mean cosine and pairs per image at each Manhattan distance."""
+    sums: dict[int, float] = {}
+    counts: dict[int, int] = {}
+    for one in images:
+        far, cosine = apart(one.grid).sum(0).flatten(), cosines(one.features).flatten()
+        total, count = torch.bincount(far, cosine), torch.bincount(far)
+        for d in range(1, len(count)):
+            sums[d] = sums.get(d, 0.0) + float(total[d])
+            counts[d] = counts.get(d, 0) + int(count[d])
+    return {d: (sums[d] / counts[d], counts[d] / 2 / len(images)) for d in sums}
+
+
+def _pairs(images: Sequence[Looked]) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines of neighbouring tokens, and of as many random pairs that are farther apart."""
+    near, random = [], []
+    for one in images:
+        cosine, upper = cosines(one.features), torch.ones(len(one.features), len(one.features)).triu(1).bool()
+        beside = neighbours(one.grid)
+        near.append(cosine[beside & upper])
+        others = cosine[~beside & upper]
+        drawn = torch.Generator().manual_seed(one.item.number)
+        random.append(others[torch.randint(len(others), (len(near[-1]),), generator=drawn)])
+    return torch.cat(near).numpy(), torch.cat(random).numpy()
+
+
+def image_entropy(one: Looked) -> Tensor:
+    """(n,) of each 3 × 3 neighbourhood, on the image's first principal component, in bins over the image's range."""
+    centred = one.features - one.features.mean(0)
+    values = centred @ torch.linalg.svd(centred, full_matrices=False)[2][0]
+    low, high = values.min(), values.max()
+    bins = ((values - low) / (high - low).clamp(min=1e-12) * BINS).long().clamp(max=BINS - 1)
+    around = neighbours(one.grid) | torch.eye(len(bins), dtype=torch.bool)
+    return _entropy(around.float() @ torch.nn.functional.one_hot(bins, BINS).float())
+
+
+def own_entropy(one: Looked) -> Tensor:
+    """(n,) of each 3 × 3 neighbourhood, on its own first principal component, in bins over its own range."""
+    around = neighbours(one.grid) | torch.eye(len(one.features), dtype=torch.bool)
+    counts = []
+    for inside in around:
+        near = one.features[inside]
+        centred = near - near.mean(0)
+        values = centred @ torch.linalg.svd(centred, full_matrices=False)[2][0]
+        bins = ((values - values.min()) / (values.max() - values.min()).clamp(min=1e-12) * BINS).long()
+        counts.append(torch.bincount(bins.clamp(max=BINS - 1), minlength=BINS))
+    return _entropy(torch.stack(counts).float())
+
+
+def _entropy(counts: Tensor) -> Tensor:
+    p = counts / counts.sum(1, keepdim=True) + EPS
+    return -(p * p.log()).sum(1)
+
+
+def _figure(by_distance: Any, near: np.ndarray, random: np.ndarray, entropy: Tensor, similar: Tensor) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    left.plot(list(by_distance), [mean for mean, _ in by_distance.values()])
+    left.set(xlabel="Manhattan distance", ylabel="mean cosine", title="similarity against distance")
+    for name, values in (("next to each other", near), ("random", random)):
+        middle.hist(values, EDGES, density=True, alpha=0.6, label=name)
+    middle.set(xlabel="cosine", title="neighbours and random pairs", xlim=(min(near.min(), random.min()), 1))
+    middle.legend(fontsize=8)
+    right.hexbin(similar.numpy(), entropy.numpy(), gridsize=30, mincnt=1, bins="log", cmap="viridis")
+    right.set(xlabel="mean cosine to neighbours", ylabel="local entropy, nats", title="entropy against similarity")
+    return figure

@@ -1,0 +1,111 @@
+"""Intervals and tests for 0/1 outcomes, and for a mean per seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vlprune.loading import UserError
+
+RESAMPLES = 2000
+
+
+def wilson(right: int, asked: int) -> tuple[float, float]:
+    """The 95 % interval of a share, by Wilson's score (1927): never outside [0, 1], and not of width 0 at its ends.
+
+    >>> [round(x, 3) for x in wilson(10, 10)]
+    [0.722, 1.0]
+    """
+    z, p = 1.959964, right / asked
+    middle = (p + z * z / (2 * asked)) / (1 + z * z / asked)
+    half = z / (1 + z * z / asked) * math.sqrt(p * (1 - p) / asked + z * z / (4 * asked * asked))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def resampled(values: Sequence[Sequence[float]], groups: Sequence[str], seed: int = 0) -> np.ndarray:
+    """(RESAMPLES, k) means of k rows of outcomes in bootstrap samples of the images, so that pairs stay together.
+
+    Questions about one image are not independent, so images are drawn and not questions.
+
+    >>> float(resampled([[1, 1, 1]], ["a", "a", "b"]).min())
+    1.0
+    """
+    _, at = np.unique(np.asarray(groups), return_inverse=True)
+    count = int(at.max()) + 1
+    sums = np.stack([np.bincount(at, np.asarray(row, float), count) for row in values], 1)
+    sizes = np.bincount(at, minlength=count).astype(float)
+    draws = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+    means: np.ndarray = (draws @ sums) / (draws @ sizes)[:, None]
+    return means
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """The 2.5 and 97.5 percentiles."""
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def relative(part: Sequence[bool], whole: Sequence[bool], groups: Sequence[str]) -> tuple[float, float, float]:
+    """The accuracy as a share of that with all tokens, and its 95 % interval by a paired bootstrap over images."""
+    means = resampled([part, whole], groups)
+    base = sum(whole) or 1
+    low, high = interval(means[:, 0] / np.maximum(means[:, 1], 1e-12))
+    return sum(part) / base, low, high
+
+
+def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, float]:
+    """How often only a is right, how often only b, and the exact two-sided p of such a difference by chance.
+
+    >>> mcnemar([1, 1, 1, 1, 1, 1, 0], [0, 0, 0, 0, 0, 0, 0])
+    (6, 0, 0.03125)
+    """
+    only_a = sum(x and not y for x, y in zip(a, b))
+    only_b = sum(y and not x for x, y in zip(a, b))
+    n, k = only_a + only_b, min(only_a, only_b)
+    tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+    return only_a, only_b, min(1.0, 2 * tail)
+
+
+def paired_tests(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """One-sided p values that a is above b, pair by pair: the t-test's, and Wilcoxon's signed ranks'."""
+    stats = scipy_stats()
+    if all(x == y for x, y in zip(a, b)):
+        return 1.0, 1.0
+    if len({round(x - y, 12) for x, y in zip(a, b)}) == 1:  # no spread at all, where t has no meaning
+        t = 0.0 if a[0] > b[0] else 1.0
+    else:
+        t = float(stats.ttest_rel(a, b, alternative="greater").pvalue)
+    return t, float(stats.wilcoxon(a, b, alternative="greater").pvalue)
+
+
+def scipy_stats() -> Any:
+    try:
+        from scipy import stats
+    except ImportError:
+        raise UserError("this study needs scipy: pip install 'vlprune[studies]'.") from None
+    return stats
+
+
+def spearman(a: Any, b: Any) -> float:
+    """The rank correlation of two arrays; ties share their mean rank. 0 where one of them is constant.
+
+    >>> spearman([1, 2, 3], [10, 20, 30]), spearman([1, 2, 3], [3, 2, 1])
+    (1.0, -1.0)
+    """
+
+    def ranks(values: Any) -> np.ndarray:
+        _, at, count = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
+        middle: np.ndarray = (count.cumsum() - (count - 1) / 2)[at]
+        return middle
+
+    return pearson(ranks(a), ranks(b))
+
+
+def pearson(a: Any, b: Any) -> float:
+    """The correlation of two arrays, 0 where one of them is constant."""
+    x, y = (np.asarray(values, float) - np.asarray(values, float).mean() for values in (a, b))
+    size = float(np.sqrt((x * x).sum() * (y * y).sum()))
+    return round(float((x * y).sum()) / size, 12) if size > 0 else 0.0

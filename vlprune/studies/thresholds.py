@@ -1,0 +1,51 @@
+"""What counts as redundant, at thresholds from 0.1 to 0.9."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vlprune.studies.bench import Bench
+from vlprune.studies.look import cosines, look, near_similarity
+from vlprune.studies.plots import panels
+from vlprune.studies.result import Result, Table
+
+NEEDS, QUESTIONS, KEEP = "images", (100, 2), ()
+TAUS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9)
+PICTURES = 6
+
+
+def study(bench: Bench) -> Result:
+    """Masks of the tokens whose mean cosine to their neighbours reaches a threshold, and the graph's edges at it."""
+    images = look(bench)
+    near = torch.stack([near_similarity(one) for one in images])
+    edges: dict[float, list[torch.Tensor]] = {tau: [] for tau in TAUS}
+    for one in images:
+        met = cosines(one.features)[0::2, 1::2]  # the bipartite graph's pairs
+        for tau in TAUS:
+            edges[tau].append(torch.cat([(met >= tau).sum(1), (met >= tau).sum(0)]).float())
+    data = {}
+    for tau in TAUS:
+        degree = torch.cat(edges[tau])
+        data[str(tau)] = {
+            "redundant": float((near >= tau).float().mean()),
+            "with_an_edge": float((degree > 0).float().mean()),
+            "edges": float(degree.mean()),
+        }
+    rows = [
+        [tau, f"{100 * one['redundant']:.1f} %", f"{100 * one['with_an_edge']:.1f} %", f"{one['edges']:.1f}"]
+        for tau, one in data.items()
+    ]
+    note = (
+        f"{len(images)} images. Redundant: the mean cosine to the tokens around is τ or more, as in the paper's "
+        "figure. Edges: in Script's graph of every other token against the rest."
+    )
+    table = Table("Redundancy at thresholds", ["τ", "redundant", "with an edge", "edges a token"], rows, note)
+    shown = []
+    for one, values in zip(images[:PICTURES], near):
+        grid = values.reshape(one.grid).numpy()
+        masks = [(f"τ = {tau}: {100 * (grid >= tau).mean():.0f} %", grid >= tau) for tau in SHOWN]
+        picture = np.asarray(one.item.image())
+        shown.append([(one.item.group, picture), ("mean cosine to neighbours", grid), *masks])
+    return Result("Thresholds", [table], {"thresholds": panels(shown)}, data)
