@@ -52,7 +52,7 @@ class Llava(Projected):
     classes = ("LlavaForConditionalGeneration",)
     prunes = "the image tokens after the projector, per image"
     relevance = "clip with dual_encoder=, else llm"
-    tested = "tiny random weights against an independent reference, and the pocket model"
+    tested = "tiny random weights against an independent reference; 7B-sized random weights on a GPU; the pocket model"
     vision_inputs = (
         "pixel_values",
         "image_sizes",
