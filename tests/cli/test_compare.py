@@ -259,7 +259,6 @@ def test_values_are_of_the_fields_types():
         assert (made, type(made)) == (value, type(value))
 
 
-@pytest.mark.skipif(not INSIDE, reason="no method works inside the LLM")
 def test_one_before_the_llm_and_one_inside_it(ask, run, photo, checkpoint):
     tokens = ask("--method", "script+fastv", "--keep", "8+4", "--set", "layer=1", "--set", "tau=0.2")["tokens"]
     assert (tokens["entering"], tokens["after"], tokens["layer_average"]) == (8, 4, 6.0)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from vlprune.models.base import Vision
@@ -24,17 +25,9 @@ def runs(ids: Tensor, placeholder: int) -> list[int]:
     >>> runs(torch.tensor([[1, 9, 9, 5, 9], [9, 9, 9, 0, 0]]), 9)
     [2, 1, 3]
     """
-    lengths: list[int] = []
-    for row in ids.tolist():
-        before = None
-        for token in row:
-            if token == placeholder:
-                if before == placeholder:
-                    lengths[-1] += 1
-                else:
-                    lengths.append(1)
-            before = token
-    return lengths
+    marks = F.pad((ids == placeholder).int(), (1, 1)).diff(dim=1)
+    starts, ends = ((marks == step).nonzero()[:, 1] for step in (1, -1))  # row by row, so that they pair up
+    return (ends - starts).tolist()
 
 
 def find_units(ids: Tensor, found: list[tuple[int, list[Vision]]], before: dict[int, int] | None = None) -> list[Unit]:
