@@ -2,7 +2,8 @@
 
 One question about one drawn scene, asked with all 576 visual tokens and with fewer, in turn, so that both see the same
 machine. Prefill is the LLM's first forward; selection is everything between the features and the kept indices, CLIP's
-reading of the question included. The ratio that counts is prefill against prefill + selection.
+reading of the question included, and what that is of the prefill with all tokens. The ratio that counts is prefill
+against prefill + selection.
 """
 
 import argparse
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--keep", type=int, nargs="+", default=[192, 64, 16])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--fusion", default=Script().fusion)
     args = parser.parse_args()
     model, processor, clip = pocket.load()
     model.to(args.device)
@@ -33,19 +35,21 @@ def main() -> None:
 
     name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
     print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32, medians of {args.repeats}")
-    print("  tokens    vision  selection   prefill     faster  with selection        KV")
+    print("  tokens    vision  selection  of prefill   prefill     faster  with selection        KV")
     whole = measure_generate(model, inputs, **options)
     for keep in [None, *args.keep]:
         run = whole
         if keep is not None:
             clips = {"dual_encoder": (clip, processor.tokenizer), "cache_bytes": 0}
-            with attach(model, Script(keep=keep), processor=processor, query=question.text, **clips) as pruner:
+            method = Script(keep=keep, fusion=args.fusion)
+            with attach(model, method, processor=processor, query=question.text, **clips) as pruner:
                 run = measure_generate(model, inputs, pruner=pruner, **options)
         time, full = run.latency, whole.latency.prefill
         gain, whole_gain = full / time.prefill, full / (time.prefill + time.selection)
         print(
             f"{run.visual_tokens:>8} {1000 * time.vision:6.1f} ms {1000 * time.selection:7.1f} ms "
-            f"{1000 * time.prefill:6.1f} ms {gain:9.1f} x {whole_gain:13.1f} x {run.kv_bytes / 2**20:5.2f} MiB"
+            f"{time.selection / full:10.1%} {1000 * time.prefill:7.1f} ms {gain:9.1f} x {whole_gain:13.1f} x "
+            f"{run.kv_bytes / 2**20:5.2f} MiB"
         )
 
 

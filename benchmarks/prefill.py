@@ -2,14 +2,16 @@
 
 Published architectures with random weights in bf16, Script with the papers' budgets, 64 words of text. Both the whole
 and the pruned model run each way: in plain transformers, with their LLM as CUDA graphs (`graphs=True`), and with its
-layers compiled first (`graphs="compile"`). The ratio is prefill by prefill + selection; vision is paid either way. The
+layers compiled first (`graphs="compile"`). Two ratios: prefill by selection + prefill, each timed alone; and all that
+lies between the visual features and the first logits, host included. Vision is paid either way. The
 floor is the larger of two times: the LLM's weights read once, and its operations, both at rates measured here first.
 
-Before a model is timed, its logits with graphs are compared with those without; first of all, on two layers of
-LLaVA-1.5-7B in float32, the answers must be the same.
+Before that, on few layers of LLaVA-1.5-7B: in float32 the answers must be the same each way, and in bf16 each way's
+logits are compared with those of the same weights in float32.
 """
 
 import argparse
+import copy
 import dataclasses
 import gc
 import json
@@ -18,7 +20,7 @@ import warnings
 
 import torch
 
-from vlprune import Budget, Script, attach
+from vlprune import Budget, Random, Script, attach
 from vlprune.measure import llm_flops
 from vlprune.measure.architectures import architecture
 from vlprune.measure.bench import WAYS, bench, machine
@@ -59,29 +61,33 @@ def floor(model, tokens: int, speed: tuple[float, float]) -> tuple[float, float]
     return sum(weight.nbytes for weight in weights) / speed[0], llm_flops(model, tokens).prefill / speed[1]
 
 
-def answer(model, inputs, keep, graphs, new: int):
-    with attach(model, Script(keep=keep), cache_bytes=0, graphs=graphs):
+def answer(model, inputs, method, graphs, new: int):
+    with attach(model, method, cache_bytes=0, graphs=graphs):
         for _ in range(2):  # the first captures
             out = model.generate(**inputs, **GREEDY, max_new_tokens=new, min_new_tokens=new)
     return out.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(out.logits)[:, 0].float()
 
 
-def check_small(device: str, ways) -> None:
-    """Two layers in float32, where only a mistake makes other answers."""
+def small(device: str, dtype: torch.dtype, layers: int):
     one = architecture("llava-1.5-7b")
 
     def config():
         made = one.config()
-        made.text_config.num_hidden_layers = made.vision_config.num_hidden_layers = 2
+        made.text_config.num_hidden_layers = made.vision_config.num_hidden_layers = layers
         return made
 
     torch.manual_seed(0)
-    model = dataclasses.replace(one, config=config).build(device, torch.float32)
-    inputs = one.inputs(model, TEXT)
+    model = dataclasses.replace(one, config=config).build(device, dtype)
+    return model, one.inputs(model, TEXT)
+
+
+def check_answers(device: str, ways) -> None:
+    """Two layers in float32, where only a mistake makes other answers."""
+    model, inputs = small(device, torch.float32, 2)
     for keep in (64, 1.0):
-        expected, logits = answer(model, inputs, keep, False, 16)
+        expected, logits = answer(model, inputs, Script(keep=keep), False, 16)
         for way in ways:
-            tokens, found = answer(model, inputs, keep, way, 16)
+            tokens, found = answer(model, inputs, Script(keep=keep), way, 16)
             error = ((found - logits).norm() / logits.norm()).item()
             print(f"two layers, float32, keep={keep}, {WAYS[way]}: same 16 tokens {torch.equal(tokens, expected)}, "
                   f"logits differ by {error:.1e}")  # fmt: skip
@@ -89,13 +95,18 @@ def check_small(device: str, ways) -> None:
                 raise SystemExit("graphs change the answers.")
 
 
-def check(model, inputs, keep, ways) -> dict:
-    """How far the logits of the prompt are from those without graphs; bf16 rounds other shapes otherwise."""
-    _, logits = answer(model, inputs, keep, False, 1)
+def check_rounding(device: str) -> dict:
+    """Four layers in bf16: how far each way's logits of the prompt are from the truth, the same weights in float32."""
+    model, inputs = small(device, torch.bfloat16, 4)
+    exact = copy.deepcopy(model).float()
     errors = {}
-    for way in ways:
-        _, found = answer(model, inputs, keep, way, 1)
-        errors[WAYS[way]] = ((found - logits).norm() / logits.norm()).item()
+    for keep in (64, 1.0):
+        wide = {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
+        _, truth = answer(exact, wide, Random(keep=keep), False, 1)  # Random: the same tokens in both
+        for title, way in CHOICES.items():
+            _, found = answer(model, inputs, Random(keep=keep), way, 1)
+            errors[f"{title}, keep={keep}"] = error = ((found - truth).norm() / truth.norm()).item()
+            print(f"four layers, bf16, keep={keep}, {WAYS[way]}: logits are {error:.2e} from float32's")
     return errors
 
 
@@ -104,11 +115,8 @@ def measure(name: str, ways, speed, args) -> dict:
     torch.manual_seed(0)
     model = one.build(args.device)
     inputs = one.inputs(model, TEXT)
-    errors = check(model, inputs, keep, [way for way in ways if way])
-    print(f"\n{name}: {one.visual}, keep={keep}, {TEXT} words")
-    for way, error in errors.items():
-        print(f"  the prompt's logits with {way} differ by {error:.1e} from eager's")
-    print("                          tokens   prefill  selection  ratio   decode/token   floor (bytes, operations)")
+    print(f"\n{name}: {one.visual}, keep={keep}, {TEXT} words; ms")
+    print("                         tokens  prefill  selection  ratio  features to logits  ratio  decode   floor")
     rows = []
     for way in ways:
         report = bench(
@@ -116,17 +124,17 @@ def measure(name: str, ways, speed, args) -> dict:
         )
         whole = report.rows[0]
         for row in report.rows:
-            bytes_, operations = floor(model, row.prompt_tokens, speed)
-            decode = "" if row.decode is None else f"{1e3 * row.decode.median:8.2f} ms"
-            chosen = f"{1e3 * row.selection.median:6.2f} ms {whole.first.median / row.first.median:6.2f}x"
+            sums = [one.prefill.median + one.selection.median for one in (whole, row)]
+            limits = floor(model, row.prompt_tokens, speed)
+            decode = f"{1e3 * row.decode.median:7.2f}" if row.decode is not None else ""
             print(
-                f"  {WAYS[row.graphs]:22} {row.prompt_tokens:7} {1e3 * row.prefill.median:7.2f} ms "
-                f"{chosen if row is not whole else ' ' * 17} {decode:>14}   "
-                f"{1e3 * bytes_:6.2f}, {1e3 * operations:6.2f} ms",
+                f"  {WAYS[row.graphs]:22} {row.prompt_tokens:6} {1e3 * row.prefill.median:8.2f} "
+                f"{1e3 * row.selection.median:10.2f} {sums[0] / sums[1]:6.2f} {1e3 * row.first.median:19.2f} "
+                f"{whole.first.median / row.first.median:6.2f} {decode:>7} {1e3 * max(limits):7.2f}",
                 flush=True,
             )
-            rows.append({**dataclasses.asdict(row), "floor": {"bytes": bytes_, "operations": operations}})
-    return {"model": name, "keep": str(keep), "logits_differ": errors, **machine(model), "rows": rows}
+            rows.append({**dataclasses.asdict(row), "floor": dict(zip(("bytes", "operations"), limits))})
+    return {"model": name, "keep": str(keep), **machine(model), "rows": rows}
 
 
 def main() -> None:
@@ -143,15 +151,15 @@ def main() -> None:
     speed = rates(args.device)
     name = torch.cuda.get_device_name(args.device)
     print(f"{name}: copies {speed[0] / 1e12:.2f} TB/s (read and written), multiplies {speed[1] / 1e12:.0f} TFLOP/s")
-    check_small(args.device, [way for way in ways if way])
-    found = []
+    check_answers(args.device, [way for way in ways if way])
+    rounding, found = check_rounding(args.device), []
     for model in args.models:
         found.append(measure(model, ways, speed, args))
         gc.collect()
         torch.cuda.empty_cache()
         if args.json:
             with open(args.json, "w") as file:
-                json.dump({"rates": speed, "models": found}, file, indent=1)
+                json.dump({"rates": speed, "rounding": rounding, "models": found}, file, indent=1)
 
 
 if __name__ == "__main__":

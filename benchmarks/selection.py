@@ -3,14 +3,14 @@
 The baseline does what released pruning code does: it builds the n × n kernel and runs the greedy one image at a time
 with a host read (`.item()`) in every step. All start from the same features and relevance and end with kept indices on
 the device; the table prints medians, ratios to the baseline, and how many of the kept indices agree with it. "released"
-is the greedy's own set of k (the graph is scored too), "supplement" runs it for 2k ranks.
+is the greedy's own set of k (the graph is scored too), "supplement" runs it for 2k ranks. `--json PATH` writes it too.
 
 On a GPU features are bfloat16, and the table has the torch functions (`use_fused(False)`) beside the fused kernels, the
 memory a call takes beyond its inputs, and the floor: the features read and the kernel matrix written once, or its
 products if they take longer, at the rates measured in the same run, plus one exchange between programs for every rank.
 
 `--growth PATH.json` times selection against n and against k instead, fits exponents, and draws PATH.png where there is
-matplotlib; `--plot PATH.json` draws from an earlier run.
+matplotlib; `--plot PATH.json` draws from an earlier run. docs/selection-growth.png is such a picture.
 """
 
 import argparse
@@ -70,14 +70,14 @@ def image(batch: int, n: int, d: int, device: str) -> tuple[Tensor, Tensor]:
     return features.to(torch.bfloat16 if device == "cuda" else torch.float32), relevance
 
 
-def median_ms(run: Callable[[], Tensor], device: str, repeats: int) -> float:
+def median_ms(run: Callable[[], Tensor], device: str, repeats: int, warm: int = 3) -> float:
     times = []
-    for i in range(repeats + 3):
+    for i in range(repeats + warm):
         start = time.perf_counter()
         run()
         if device == "cuda":
             torch.cuda.synchronize()
-        if i >= 3:  # the first three warm up
+        if i >= warm:
             times.append(1000 * (time.perf_counter() - start))
     return statistics.median(times)
 
@@ -110,40 +110,45 @@ def floor_ms(batch: int, n: int, d: int, ranks: int, rates: tuple[float, float])
     moved = 2 * batch * n * d + 4 * batch * n * n
     passes = max(moved / rates[0], batch * n * n * d / rates[1])  # half of 2n²d: the matrix is symmetric
     _, share = shares(batch, n, torch.device("cuda", torch.cuda.current_device()))
-    return 1000 * passes + ranks * exchange_ms(math.ceil(n / share))
+    P = math.ceil(n / share)
+    return 1000 * passes + ranks * exchange_ms(P, warps=1 if P <= 64 else 4)
 
 
-def table(device: str, repeats: int) -> None:
-    rates = ceilings() if device == "cuda" else (0.0, 0.0)
+def table(device: str, repeats: int) -> list[dict]:
+    rates, rows = ceilings() if device == "cuda" else (0.0, 0.0), []
     if device == "cuda":
         print(f"measured here: copies {rates[0] / 1e12:.2f} TB/s, bfloat16 products {rates[1] / 1e12:.0f} TFLOP/s")
     print(
         "| images | n | d | k | fusion | plain loop | torch | fused | faster | extra memory | floor | × floor | same |"
     )
     print("| ---: " * 4 + "| :--- " + "| ---: " * 8 + "|")
+    few = max(3, repeats // 3)
     for batch, n, d, k in ON_GPU if device == "cuda" else ON_CPU:
         x, r = image(batch, n, d, device)
         want = plain_loop(x, r, k)
-        base = median_ms(loop(x, r, k), device, max(3, repeats // 3))
+        base = median_ms(loop(x, r, k), device, few, warm=1)
         for rule in ("released", "supplement"):
             run = script(x, r, k, rule)
             with use_fused(False):
-                torch_ms = median_ms(run, device, max(3, repeats // 3) if device == "cuda" else repeats)
+                torch_ms = median_ms(run, device, few if device == "cuda" else repeats, warm=1)
                 right = want if rule == "released" else run()
+            row = {"images": batch, "n": n, "d": d, "k": k, "fusion": rule, "loop_ms": base, "torch_ms": torch_ms}
             cells = [f"{batch} | {n:,} | {d:,} | {k:,} | {rule} | {base:.1f} ms | {torch_ms:.1f} ms"]
-            best = torch_ms
             if device == "cuda":
                 with use_fused(True):
-                    best = median_ms(run, device, repeats)
                     memory = extra_mb(script(x, r, k, rule, tau=0.31))
+                    best = median_ms(run, device, repeats, warm=8)  # by then a small one is replayed in place
                 floor = floor_ms(batch, n, d, k if rule == "released" else min(2 * k, n), rates)
+                row |= {"fused_ms": best, "extra_mb": memory, "floor_ms": floor}
                 cells += [f"{best:.3f} ms | {base / best:.0f}× | {memory:.0f} MB | {floor:.3f} ms | {best / floor:.1f}"]
             else:
-                cells += [f" | {base / best:.1f}× | | |"]
+                cells += [f" | {base / torch_ms:.1f}× | | |"]
             with use_fused(True):
                 kept = run().tolist()
-            same = sum(len(set(a) & set(b)) for a, b in zip(kept, right.tolist())) / right.numel()
-            print("|", " | ".join([*cells, f"{same:.2%}"]), "|", flush=True)
+            row["same"] = sum(len(set(a) & set(b)) for a, b in zip(kept, right.tolist())) / right.numel()
+            print("|", " | ".join([*cells, f"{row['same']:.2%}"]), "|", flush=True)
+            rows.append(row)
+    return rows
 
 
 def growth(path: Path, device: str, repeats: int) -> None:
@@ -156,11 +161,13 @@ def growth(path: Path, device: str, repeats: int) -> None:
     for series, n, k in runs:
         x, r = image(1, n, d, device)
         point: dict = {"series": series, "n": n, "k": k}
-        point["ours_ms"] = median_ms(script(x, r, k, "released"), device, repeats)
         if device == "cuda":
             point["ours_mb"] = extra_mb(script(x, r, k, "released", tau=0.31))
+        point["ours_ms"] = median_ms(script(x, r, k, "released"), device, repeats, warm=8)
         if n <= 20_000:  # beyond, the loop's matrix alone is gigabytes
-            point["plain_ms"] = median_ms(loop(x, r, k), device, 1 if n > 4000 else 3)
+            if device == "cuda":
+                point["plain_mb"] = extra_mb(loop(x, r, k))
+            point["plain_ms"] = median_ms(loop(x, r, k), device, 3, warm=1)
         points.append(point)
         print(point, flush=True)
     result = {"machine": machine(device), "channels": d, "points": points, "exponents": exponents(points)}
@@ -193,20 +200,39 @@ def plot(path: Path) -> None:
 
     result = json.loads(path.read_text())
     names = list(result["exponents"])
-    figure, axes = pyplot.subplots(1, len(names), figsize=(4.2 * len(names), 3.6), sharey=True)
+    looks = {"plain": ("plain loop", "#b3541e", "s"), "ours": ("vlprune", "#1f5fa8", "o")}
+    pyplot.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure, grid = pyplot.subplots(2, 2, figsize=(9, 7))
+    axes = list(grid.flat)  # three series and memory
     for axis, series in zip(axes, names):
         over = "k" if series.startswith("n") else "n"
-        for name, label in (("plain_ms", "plain loop"), ("ours_ms", "vlprune")):
-            found = [(p[over], p[name]) for p in result["points"] if p["series"] == series and name in p]
-            slope = result["exponents"][series][name]
-            axis.loglog(*zip(*found), marker="o", label=f"{label}, ~{over}^{slope:.2f}")
-        axis.set_title(series)
-        axis.set_xlabel(over)
-        axis.grid(alpha=0.3)
-        axis.legend()
-    axes[0].set_ylabel("selection, ms")
-    figure.suptitle(result["machine"], fontsize=8)
-    figure.tight_layout()
+        for name, (label, color, marker) in looks.items():
+            found = [
+                (p[over], p[f"{name}_ms"]) for p in result["points"] if p["series"] == series and f"{name}_ms" in p
+            ]
+            slope = result["exponents"][series][f"{name}_ms"]
+            label = f"{label}, ~ {over}$^{{{slope:.2f}}}$"
+            axis.plot(*zip(*found), marker=marker, ms=4, lw=1.5, color=color, label=label)
+        axis.set(title=f"time, {series}", xlabel=over, ylabel="ms", xscale="log", yscale="log", ylim=(0.1, 3000))
+    first = [p for p in result["points"] if p["series"] == names[0]]
+    sizes = [p["n"] for p in first]
+    axes[-1].plot(sizes, [4e-6 * n * n for n in sizes], ls=":", color="grey", label="n × n floats")
+    for name, (label, color, marker) in looks.items():
+        found = [(p["n"], p[f"{name}_mb"]) for p in first if f"{name}_mb" in p]
+        if found:
+            axes[-1].plot(*zip(*found), marker=marker, ms=4, lw=1.5, color=color, label=label)
+    axes[-1].plot(
+        sizes, [4e-6 * p["n"] * p["k"] for p in first], ls="--", color="#1f5fa8", lw=1, label="u: n × k floats"
+    )
+    axes[-1].set(title=f"extra memory, {names[0]}", xlabel="n", ylabel="MB", xscale="log", yscale="log")
+    for axis in axes:
+        ticks = sizes[::2] if axis.get_xlabel() == "n" else list(CHOICES)
+        axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        axis.minorticks_off()
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, loc="upper left", fontsize=8)
+    figure.suptitle(f"{result['machine']}, d = {result['channels']:,}", fontsize=8, color="grey", y=0.02, va="bottom")
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path.with_suffix(".png"), dpi=130)
 
 
@@ -222,6 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path, metavar="PATH.json")
     parser.add_argument("--growth", type=Path, metavar="PATH.json")
     parser.add_argument("--plot", type=Path, metavar="PATH.json")
     args = parser.parse_args()
@@ -232,8 +259,12 @@ def main() -> None:
     if args.growth:
         with use_fused(True):
             growth(args.growth, args.device, args.repeats)
-    else:
-        table(args.device, args.repeats)
+        return
+    rows = table(args.device, args.repeats)
+    if args.json:
+        args.json.write_text(
+            json.dumps({"machine": machine(args.device), "repeats": args.repeats, "rows": rows}, indent=1)
+        )
 
 
 if __name__ == "__main__":

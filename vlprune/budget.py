@@ -1,18 +1,22 @@
 """How many visual tokens of an image or video may enter the LLM."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A number of tokens per image or whole video, a ratio of what it has, or a quota for each of its parts.
+    """A number of tokens per image or whole video, a ratio, a quota for each of its parts, or as many as it needs.
 
     `tokens` and `ratio` are for an image or video as a whole: its tiles or frames compete. `per_tile` is for images
     and `per_frame` for videos, and both may be given: each tile (the base view and the thumbnail are tiles too) or
     frame keeps that many, or all it has if that is less. With `compete=True` the quotas are added up and the tiles
     or frames compete for the sum.
+
+    `adaptive` and `mean` go together: an image keeps tokens as long as the best one left adds at least the share
+    `adaptive` of what the first one added, `mean / 4` tokens at least and `4 * mean` at most. Which share comes to
+    `mean` tokens on average depends on the images: `Budget.fit` finds it.
 
     >>> Budget(tokens=64).count(576), Budget(ratio=0.25).count(576)
     (64, 144)
@@ -27,14 +31,21 @@ class Budget:
     per_tile: int | None = None
     per_frame: int | None = None
     compete: bool = False
+    adaptive: float | None = None
+    mean: int | None = None
 
     def __post_init__(self) -> None:
         quota = self.per_tile is not None or self.per_frame is not None
-        if (self.tokens is not None) + (self.ratio is not None) + quota != 1:
-            raise ValueError("Budget takes exactly one of tokens=, ratio= and a quota (per_tile=, per_frame= or both).")
+        if (self.adaptive is None) != (self.mean is None):
+            raise ValueError("adaptive= and mean= go together, as in Budget(adaptive=0.05, mean=64).")
+        if (self.tokens is not None) + (self.ratio is not None) + quota + (self.mean is not None) != 1:
+            raise ValueError(
+                "Budget takes exactly one of tokens=, ratio=, a quota (per_tile=, per_frame= or both) and adaptive= "
+                "with mean=."
+            )
         if self.compete and not quota:
             raise ValueError("compete=True goes with per_tile= or per_frame=; tokens= and ratio= always compete.")
-        for name in ("tokens", "per_tile", "per_frame"):
+        for name in ("tokens", "per_tile", "per_frame", "mean"):
             value = getattr(self, name)
             label = "keep" if name == "tokens" else name
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -46,13 +57,65 @@ class Budget:
                 raise TypeError(f"keep={self.ratio!r}: a ratio must be a float.")
             if not 0.0 < self.ratio <= 1.0:
                 raise ValueError(f"keep={self.ratio}: a ratio must lie in (0, 1].")
+        if self.adaptive is not None:
+            if isinstance(self.adaptive, bool) or not isinstance(self.adaptive, (int, float)):
+                raise TypeError(f"adaptive={self.adaptive!r}: a share must be a number.")
+            if not 0.0 <= self.adaptive <= 1.0:
+                raise ValueError(f"adaptive={self.adaptive}: a share must lie in [0, 1].")
+
+    @classmethod
+    def fit(cls, gains: "Iterable[Sequence[float]]", mean: int) -> "Budget":
+        """The adaptive budget that keeps `mean` tokens on average, or a little less, of the images it is shown.
+
+        `gains` are what each image's tokens added in order of choice: `record.gains` of calls with any adaptive budget
+        of that mean, `Budget(adaptive=0, mean=mean)` for instance.
+
+        >>> flat, rich = [1.0] + [0.1] * 15, [1.0] + [0.5] * 15
+        >>> budget = Budget.fit([flat, rich], mean=9)
+        >>> 0.1 < budget.adaptive <= 0.5, [budget.needed(one) for one in (flat, rich)]
+        (True, [2, 16])
+        """
+        shares = [[gain / max(image[0], 1e-30) for gain in image] for image in map(list, gains) if image]
+        if not shares:
+            raise ValueError("gains has no images: pass what at least one image's tokens added.")
+
+        def kept(share: float) -> float:
+            budget = cls(adaptive=share, mean=mean)
+            return sum(budget.needed(image) for image in shares) / len(shares)
+
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if kept(middle) > mean else (low, middle)
+        return cls(adaptive=high, mean=mean)
+
+    def needed(self, gains: Sequence[float]) -> int:
+        """How many of an image's tokens an adaptive budget keeps, whose choices added `gains`, one after the other.
+
+        >>> Budget(adaptive=0.1, mean=4).needed([1.0, 0.5, 0.2, 0.05, 0.01])
+        3
+        """
+        assert self.adaptive is not None
+        least = self.adaptive * gains[0]
+        enough = next((i for i, gain in enumerate(gains) if gain < least), len(gains))
+        low, high = self.bounds(len(gains))
+        return min(max(enough, low), high)
+
+    def bounds(self, n: int) -> tuple[int, int]:
+        """The fewest and the most of `n` tokens that an adaptive budget keeps.
+
+        >>> Budget(adaptive=0.1, mean=64).bounds(576), Budget(adaptive=0.1, mean=64).bounds(100)
+        ((16, 256), (16, 100))
+        """
+        assert self.mean is not None
+        return min(n, max(1, self.mean // 4)), min(n, 4 * self.mean)
 
     @classmethod
     def of(cls, keep: "int | float | Budget") -> "Budget":
         """The budget that `keep` means: an int is a number of tokens, a float a ratio in (0, 1].
 
         >>> Budget.of(64)
-        Budget(tokens=64, ratio=None, per_tile=None, per_frame=None, compete=False)
+        Budget(tokens=64, ratio=None, per_tile=None, per_frame=None, compete=False, adaptive=None, mean=None)
         """
         if isinstance(keep, Budget):
             return keep
@@ -66,13 +129,15 @@ class Budget:
         """The number of tokens to keep of `n` that compete: a whole number from 1 to `n`.
 
         A ratio is rounded to the nearest whole number (halves up), and never below one token. A quota is that of
-        one tile or frame.
+        one tile or frame; of an adaptive budget it is the mean.
 
         >>> Budget(ratio=0.1).count(576), Budget(ratio=0.001).count(576), Budget(per_tile=64).count(24)
         (58, 1, 24)
         """
         if self.ratio is not None:
             return min(n, max(1, int(self.ratio * n + 0.5)))
+        if self.mean is not None:
+            return min(n, self.mean)
         if self.tokens is None:
             return min(n, self.per_tile or self.per_frame or n)
         if self.tokens > n:
@@ -89,7 +154,7 @@ class Budget:
         >>> Budget(per_frame=4, compete=True).shares("video", [9, 9])
         8
         """
-        if self.tokens is not None or self.ratio is not None:
+        if self.tokens is not None or self.ratio is not None or self.mean is not None:
             n = sum(sizes)
             return n if varying and self.tokens is not None and self.tokens > n else self.count(n)
         quota, name = (self.per_tile, "per_tile") if kind == "image" else (self.per_frame, "per_frame")
@@ -103,6 +168,8 @@ class Budget:
             return f"{self.tokens} tokens"
         if self.ratio is not None:
             return f"{self.ratio:g} of the tokens"
+        if self.mean is not None:
+            return f"{self.mean} tokens on average, above a share of {self.adaptive:.3g}"
         named = (("tile", self.per_tile), ("frame", self.per_frame))
         quotas = [f"{count} per {name}" for name, count in named if count is not None]
         return " and ".join(quotas) + (", competing" if self.compete else "")

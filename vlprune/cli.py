@@ -126,7 +126,14 @@ def _top(
 MethodName = Annotated[
     str, typer.Option("--method", help="How tokens are chosen: see `vlprune methods`; two may be joined by +.")
 ]
-Keep = Annotated[str, typer.Option("--keep", help="Tokens to keep per image or video: a number (64) or a ratio (0.1).")]
+Keep = Annotated[
+    str,
+    typer.Option(
+        "--keep",
+        help="Tokens to keep per image or video: a number (64), a ratio (0.1), or 64~0.05: 64 on average, "
+        "as long as a token adds 0.05 of what the first added.",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method, such as tau=0.2; may be repeated."),
@@ -144,8 +151,14 @@ Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...; a 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
-def _keep(text: str) -> int | float:
-    """A number of tokens ("64") or a ratio ("0.1")."""
+def _keep(text: str) -> int | float | Budget:
+    """A number of tokens ("64"), a ratio ("0.1"), or a mean and when it is enough ("64~0.05")."""
+    mean, tilde, share = text.partition("~")
+    if tilde:
+        try:
+            return Budget(adaptive=float(share), mean=int(mean))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"--keep {text}: a mean and a share, as in 64~0.05 ({error}).") from None
     if re.fullmatch(r"[+-]?\d{1,12}", text.strip()):
         number = int(text)
         if number <= 0:

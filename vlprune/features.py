@@ -76,6 +76,10 @@ class FeatureCache:
         self._kept.clear()
         self.nbytes = 0
 
+    def names(self, pixels: Tensor) -> list[Hashable]:
+        """What each of the images (B, ...) is known by: its content."""
+        return [digest(image) for image in pixels.detach().cpu()]
+
 
 def digest(values: Tensor) -> Hashable:
     """The content of a tensor, with its shape, dtype and device.
@@ -156,7 +160,7 @@ def _one_by_one(
 ) -> Encoded:
     name = next(name for name in stream.pixels if inputs.get(name) is not None)
     pixels = inputs[name]
-    keys = [(digest(image), pixels.device, stamp) for image in pixels.detach().cpu()]
+    keys = [(named, pixels.device, stamp) for named in cache.names(pixels)]
     found: list[Vision | None] = [cache.get(key) for key in keys]
     missing = [i for i, vision in enumerate(found) if vision is None]
     if len(missing) == len(found):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 #: Sentences that benchmarks put after the question to shape the answer; they say nothing about the image.
 FORMAT_HINTS = (
@@ -292,6 +293,7 @@ class DualEncoder:
         self._length = int(encoder.config.text_config.max_position_embeddings)
         if tokenizer.eos_token_id is None:
             raise ValueError("dual_encoder: its tokenizer has no end-of-text token.")
+        self._by_parts = not self._siglip and _parts_agree(encoder, self.chunks("a")[0])
 
     @property
     def sign(self) -> int:
@@ -319,6 +321,10 @@ class DualEncoder:
         """(B, 1, c): each text's mean over its chunks' text embeddings, in float32."""
         chunks = [self.chunks(text) for text in texts]
         flat = [chunk for pieces in chunks for chunk in pieces]
+        if len(flat) == 1 and self._by_parts and not self.encoder.training:
+            embeds = clip_text(self.encoder, flat[0])
+            if embeds is not None:
+                return embeds.float()[None]
         width = self._length if self._siglip else max(map(len, flat))
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad
@@ -329,6 +335,52 @@ class DualEncoder:
         embeds = getattr(output, "pooler_output", output).float()
         parts = embeds.split([len(pieces) for pieces in chunks])
         return torch.stack([part.mean(dim=0, keepdim=True) for part in parts])
+
+
+def clip_text(encoder: Any, ids: list[int]) -> Tensor | None:
+    """(1, c) what `CLIPModel.get_text_features` gives for one text, by the parts of its text tower alone.
+
+    A question has few tokens and a text tower few layers, so that much of that call is not arithmetic. Here there are
+    no masks, for one text has no padding, and the last layer is computed for the end token only, which is all that is
+    read of it. None without an end token.
+    """
+    tower, config = encoder.text_model, encoder.config.text_config
+    end = max(ids) if config.eos_token_id == 2 else config.eos_token_id  # transformers: 2 stands in old configs
+    if end not in ids:
+        return None
+    ids = ids[: ids.index(end) + 1]  # what follows is not seen: attention is causal
+    at = torch.tensor([ids], device=encoder.device)
+    x = tower.embeddings.token_embedding(at) + tower.embeddings.position_embedding.weight[: len(ids)]
+    *layers, last = tower.encoder.layers
+
+    def heads(values: Tensor) -> Tensor:
+        return values.view(1, values.shape[1], config.num_attention_heads, -1).transpose(1, 2)
+
+    for layer in (*layers, last):
+        attention = layer.self_attn
+        h = layer.layer_norm1(x)
+        keys, values = heads(attention.k_proj(h)), heads(attention.v_proj(h))
+        if layer is last:
+            h, x = h[:, -1:], x[:, -1:]
+        seen = scaled_dot_product_attention(heads(attention.q_proj(h)), keys, values, is_causal=layer is not last)
+        x = x + attention.out_proj(seen.transpose(1, 2).reshape(x.shape))
+        x = x + layer.mlp(layer.layer_norm2(x))
+    return encoder.text_projection(tower.final_layer_norm(x[:, 0]))
+
+
+@torch.no_grad()
+def _parts_agree(encoder: Any, ids: list[int]) -> bool:
+    """Whether `clip_text` is this encoder's text tower: an unknown one need not have CLIP's parts."""
+    try:
+        got = clip_text(encoder, ids)
+    except (AttributeError, TypeError, RuntimeError, ValueError):
+        return False
+    if got is None:
+        return False
+    whole = encoder.get_text_features(input_ids=torch.tensor([ids], device=encoder.device))
+    want = getattr(whole, "pooler_output", whole)
+    close = 0.02 if want.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    return got.shape == want.shape and bool((got - want).norm() <= close * want.norm())
 
 
 def load_dual_encoder(given: Any, model: Any, processor: Any) -> DualEncoder:

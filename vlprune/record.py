@@ -56,12 +56,12 @@ class Record:
 
     The tokens are numbered as a method sees them: without structure (newlines, class tokens). `kept` (m,) are the
     kept ones in ascending order; `order` (k,) is the order of choice, None where each tile or frame has one of
-    its own; `redundancy`, `relevance` and `ranking` (n,) are scores, None where the method has none. `before` and
-    `after` count the tokens, `structure` counts structural tokens (before, after). `parts` are the tiles or frames,
-    each with its name, grid and tokens; `grid` is (rows, columns) of them all where they make up a grid, else (1, n).
-    `kind` is "image" or "video", `row` the batch row and `image` the number in that row. `query` is the text that was
-    asked, `source` says whose embeddings gave the relevance ("llm" or "clip") and `sign` the sign that was put on the
-    similarity.
+    its own, and `gains` (k,) what each choice added, None without an adaptive budget; `redundancy`, `relevance` and
+    `ranking` (n,) are scores, None where the method has none. `before` and `after` count the tokens, `structure`
+    counts structural tokens (before, after). `parts` are the tiles or frames, each with its name, grid and tokens;
+    `grid` is (rows, columns) of them all where they make up a grid, else (1, n). `kind` is "image" or "video", `row`
+    the batch row and `image` the number in that row. `query` is the text that was asked, `source` says whose
+    embeddings gave the relevance ("llm" or "clip") and `sign` the sign that was put on the similarity.
 
     A method inside the LLM adds `stages`: (layer, tokens left from that layer on) of each cut, and `entered`, how many
     entered the LLM, which has `layers` layers; `kept` and `after` are then what the last layers see, and a token
@@ -80,6 +80,7 @@ class Record:
     row: int = 0
     image: int = 0
     order: Tensor | None = field(default=None, repr=False)
+    gains: Tensor | None = field(default=None, repr=False)
     redundancy: Tensor | None = field(default=None, repr=False)
     relevance: Tensor | None = field(default=None, repr=False)
     ranking: Tensor | None = field(default=None, repr=False)

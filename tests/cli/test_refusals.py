@@ -121,7 +121,8 @@ def test_unknown_option(refused, photo):
     ("setting", "says"),
     [
         ("tua=0.2", "did you mean 'tau'?"),
-        ("tau=high", "--set tau=high: it must be a number."),
+        ("tau=high", "a cosine from -1 to 1, or 'otsu' or 'quantile'"),
+        ("gamma=high", "--set gamma=high: it must be a number."),
         ("tau=2", "from -1 to 1"),
         ("fusion=sum", "choose from 'released'"),
         ("fusion=3", "choose from 'released'"),

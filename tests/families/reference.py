@@ -41,7 +41,7 @@ def dpp(features, m, question, redundancy=None):
 def script(features, m, question, redundancy=None):
     """`redundancy` (n,), where given, is the graph's verdict from a larger set of tokens."""
     if redundancy is None:
-        return select_script(features[None], question[None], m).kept[0].tolist()
+        return select_script(features[None], question[None], m, fusion="supplement").kept[0].tolist()
     relevance = relevance_scores(features[None], question[None])
     order = greedy_map_features(features[None], relevance, min(2 * m, len(features)))
     return fuse(order, graph_keep(redundancy[None], m), m, rule="supplement")[0].tolist()

@@ -1,6 +1,7 @@
 """Every family against its plain model, and against the slow reference."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ pytestmark = [
 STEPS, KEEP = 6, 7
 QUOTA, LARGE = {"image": 3, "video": 2}, {"image": 10, "video": 5}  # large: more than some tiles and frames have
 GREEDY = {"do_sample": False, "max_new_tokens": STEPS}
-METHODS = {"dpp": DppOnly, "script": Script}
+METHODS = {"dpp": DppOnly, "script": partial(Script, fusion="supplement")}
 MODES = {"cache": {}, "no cache": {"use_cache": False}, "static cache": {"cache_implementation": "static"}}
 EVERYWHERE = [(case, layout) for case in CASES for layout in case.layouts]
 ONE_EACH = [(case, layout) for case, layout in EVERYWHERE if layout in ("ragged", "video")]

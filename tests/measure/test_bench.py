@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import time
 
 import pytest
 
@@ -39,6 +40,16 @@ def test_times(report):
             assert 0 < spread.low <= spread.median <= spread.high
         assert row.first.median >= row.prefill.low
     assert all(row.selection.median > 0 for row in pruned)
+
+
+def test_the_first_logits_wait_for_the_selection(model, inputs):
+    class Slow(Random):
+        def select(self, view, query):
+            time.sleep(0.05)
+            return super().select(view, query)
+
+    _, row = bench(model, inputs, [Slow(keep=4)], new_tokens=1, repeats=1, warmup=0).rows
+    assert row.first.low >= 0.05
 
 
 def test_a_batch(model, inputs):

@@ -5,6 +5,7 @@ import torch
 
 from vlprune.measure.architectures import architecture
 from vlprune.runtime.capture import direct
+from vlprune.runtime.joint import Projections
 from vlprune.runtime.session import Session
 from vlprune.runtime.tower import towers
 
@@ -21,7 +22,7 @@ def model(request):
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_decoder(model, padded):
     decoder = model.get_decoder()
-    session = Session(decoder, decoder.forward, 2, 512, META, direct, None)
+    session = Session(decoder, decoder.forward, 2, 512, META, direct, Projections(decoder), None)
     width = decoder.config.hidden_size
     grid = (4,) if model.config.model_type.startswith("qwen") else ()
     embeds = torch.empty(2, 130, width, dtype=torch.bfloat16, device=META)

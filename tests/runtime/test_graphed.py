@@ -63,7 +63,7 @@ def test_samples(model, processor, graphed, ragged, options):
 
 
 def test_prompts_of_one_bucket_share_a_graph(model, processor, graphed, device):
-    texts = ["what ?", "what is it ?", "what is the big red cat ?", "what " * 40]
+    texts = ["what ?", "what is it ?", "what is the cat ?", "what " * 40]
     prompts = [tiny.inputs(processor, [text], [1], device) for text in texts]
     with attach(model, Script(keep=6), processor=processor):
         without = [model.generate(**prompt, **GREEDY) for prompt in prompts]
@@ -257,6 +257,7 @@ def test_the_tower(model, processor, graphed, device):
 
 def test_the_model_is_given_back(model, processor, graphed, single):
     parts = (model, model.get_decoder(), model.model.vision_tower)
+    model.generate(**single, **GREEDY)  # at their first use transformers notes on its modules that it has hooked them
     before = [dict(part.__dict__) for part in parts]
     graphs = graphed(model)
     with pytest.raises(RuntimeError, match="already has graphs"):

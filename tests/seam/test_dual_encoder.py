@@ -5,7 +5,7 @@ import torch
 from transformers import SiglipConfig, SiglipModel
 
 from vlprune import Script, attach
-from vlprune.query import DualEncoder
+from vlprune.query import DualEncoder, clip_text
 from vlprune.selection import relevance_scores, select_script
 
 from . import reference, tiny
@@ -96,6 +96,39 @@ def test_long_questions_go_in_chunks(model, device, processor):
     assert found.shape == (2, 1, 16)
     torch.testing.assert_close(found[0, 0], expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found[1], dual.text(["cat"])[0], atol=1e-5, rtol=1e-5)
+
+
+QUESTIONS = ["cat", "what color is the cat ?", "is the big red cat like the other one in the image ?"]
+
+
+@pytest.mark.parametrize("end", [tiny.END, 2])  # old configs say 2 and mean the highest id
+def test_one_text_by_parts_is_the_whole_tower(model, device, processor, end):
+    clip = tiny.clip().to(device)
+    clip.config.text_config.eos_token_id = clip.text_model.eos_token_id = end
+    dual = DualEncoder(clip, processor.tokenizer, model)
+    for text in QUESTIONS:
+        (ids,) = dual.chunks(text)
+        for row in (ids, [*ids, *ids[1:]]):  # with a second text after the end
+            with torch.no_grad():
+                want = clip.get_text_features(input_ids=torch.tensor([row], device=device)).pooler_output
+                got = clip_text(clip, row)
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(dual.text([text]), dual.text([text, *QUESTIONS])[:1], atol=1e-5, rtol=1e-5)
+
+
+def test_a_text_without_an_end_is_left_to_the_tower(device):
+    assert clip_text(tiny.clip().to(device), [1, 5]) is None
+
+
+def test_a_tower_that_is_not_clips_is_run_as_a_whole(model, device, processor):
+    clip = tiny.clip().to(device)
+    clip.text_model.encoder.layers[0].register_forward_hook(lambda module, args, output: output * 0.5)
+    dual = DualEncoder(clip, processor.tokenizer, model)
+    (ids,) = dual.chunks(QUESTIONS[1])
+    with torch.no_grad():
+        want = clip.get_text_features(input_ids=torch.tensor([ids], device=device)).pooler_output
+        assert not torch.allclose(clip_text(clip, ids), want, rtol=1e-2)
+    torch.testing.assert_close(dual.text([QUESTIONS[1]])[0], want, atol=1e-5, rtol=1e-5)
 
 
 def test_a_tower_of_another_width_is_refused(model, device, processor):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlprune.selection import greedy_map, greedy_map_features, query_kernel
-from vlprune.selection.dpp import weigh, worth_a_matrix
+from vlprune.selection.dpp import matrix_for_greedy, weigh, worth_a_matrix
 from vlprune.selection.greedy import MatrixKernel, VectorKernel, greedy, greedy_on_device, greedy_on_host
 from vlprune.selection.numerics import unit_vectors
 
@@ -117,6 +117,24 @@ def test_both_loops_choose_alike(seed, n, data):
         again, same = greedy_on_host(kernel, k, 1e-6, candidates)
         assert torch.equal(again, order)
         torch.testing.assert_close(same, gains, rtol=1e-4, atol=5e-6)
+
+
+@pytest.mark.parametrize("alike", [0.0, 1.0])  # the next choices are those with the largest v², or others
+def test_rows_in_blocks_are_the_rows_of_the_kernel(alike):
+    x, r = image(3, 2, 200, 256)
+    x = x + alike * x[:, :1]
+    assert not matrix_for_greedy(200, 50, x.device)
+    assert matrix_for_greedy(200, 50, torch.device("cuda"))
+    order = greedy_map_features(x, r, 50)
+    assert torch.equal(order, greedy_map(query_kernel(x, r), 50))
+    unit, length = unit_vectors(x)
+    kernel = VectorKernel(unit, *weigh(length, r, "s_prime"))
+    rows, want = kernel.on_host(1), query_kernel(x, r)[1]
+    for step, j in enumerate(order[1].tolist()):
+        v2 = torch.rand(200, generator=torch.Generator().manual_seed(step)).numpy()
+        got = torch.tensor(rows(j, v2))
+        got[j] = want[j, j]  # of which nothing is read
+        torch.testing.assert_close(got, want[j], rtol=0, atol=1e-6)
 
 
 def test_kernels_choose_differently():

@@ -21,7 +21,7 @@ CASES = Path(__file__).with_name("fused_cases.py")
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_fused_kernels():
-    surroundings = os.environ | {"VLPRUNE_FUSED": "1"}
+    surroundings = {name: value for name, value in os.environ.items() if name != "VLPRUNE_FUSED"}
     if not torch.cuda.is_available():
         surroundings |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CASES)]
@@ -36,6 +36,15 @@ def test_nothing_of_it_is_imported_without_a_gpu():
         "assert not {'triton', 'vlprune.selection.fused'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("value", "on"), [(None, True), ("1", True), ("0", False)])
+def test_they_are_on_unless_switched_off(value, on):
+    surroundings = {name: value for name, value in os.environ.items() if name != "VLPRUNE_FUSED"}
+    code = "from vlprune.selection import dispatch; print(dispatch._enabled)"
+    surroundings |= {} if value is None else {"VLPRUNE_FUSED": value}
+    done = subprocess.run([sys.executable, "-c", code], env=surroundings, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(on)
 
 
 def test_the_switch():

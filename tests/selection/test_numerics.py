@@ -16,6 +16,8 @@ from vlprune.selection import (
     select_script,
 )
 from vlprune.selection.greedy import greedy_on_device
+from vlprune.selection.numerics import ascending_on_device, ascending_on_host
+from vlprune.selection.relevance import relevance_on_device
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 PRODUCTS = (torch.bmm, torch.baddbmm, torch.mv, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
@@ -195,6 +197,8 @@ def test_number_of_threads_does_not_matter(threads):
 def test_the_loop_never_waits_for_the_device(monkeypatch):
     """Reading a value back shows as `aten::_local_scalar_dense`; a call reads once, for its checks."""
     monkeypatch.setattr("vlprune.selection.greedy.greedy_on_host", greedy_on_device)
+    monkeypatch.setattr("vlprune.selection.numerics.ascending_on_host", ascending_on_device)
+    monkeypatch.setattr("vlprune.selection.relevance.relevance_on_host", relevance_on_device)
     x, q = image(5)
     counts = {}
     for m in (4, 30):
@@ -203,6 +207,18 @@ def test_the_loop_never_waits_for_the_device(monkeypatch):
         names = [event.name for event in trace.events()]
         counts[m] = sum(name in ("aten::_local_scalar_dense", "aten::nonzero") for name in names)
     assert counts == {4: 1, 30: 1}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e4])
+@pytest.mark.parametrize("n", [1, 2, 50, 301])
+def test_both_rankings_are_alike(scale, n):
+    """The one for an accelerator, here on the CPU, and the one for the CPU: all different, in runs, all equal."""
+    g = torch.Generator().manual_seed(n)
+    rough = torch.randint(0, 6, (4, n), generator=g) * (1 + 2e-7 * torch.randn(4, n, generator=g))
+    for values in (torch.randn(4, n, generator=g), rough, torch.zeros(4, n), torch.zeros(0, n)):
+        got = ascending_on_host(scale * values)
+        assert got.dtype == torch.int64
+        assert torch.equal(got, ascending_on_device(scale * values))
 
 
 @CUDA

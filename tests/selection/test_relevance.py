@@ -3,6 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlprune.selection import relevance_scores
+from vlprune.selection.numerics import unit_vectors
+from vlprune.selection.relevance import relevance_on_device, relevance_on_host
 
 from . import reference
 
@@ -30,6 +32,22 @@ def test_scores_match_the_reference(seed, n, lq, d, sign, masked):
         torch.testing.assert_close(got[b].double(), torch.tensor(want).double(), rtol=0, atol=2e-5)
     assert got.amin(1).tolist() == [0.0, 0.0]
     assert got.amax(1).tolist() == [1.0, 1.0]
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 40), d=st.integers(1, 64), sign=st.sampled_from([1, -1]))
+def test_both_ways_give_the_same(seed, n, d, sign):
+    """The one for an accelerator, here on the CPU, and the one for the CPU; with zero vectors and without any range."""
+    g = torch.Generator().manual_seed(seed)
+    x, q = torch.randn(3, n, d, generator=g), torch.randn(3, 1, d, generator=g)
+    x[0, : n // 3] = 0.0
+    x[1] = x[1, :1]
+    unit, direction = unit_vectors(x)[0], unit_vectors(q)[0]
+    got, want = relevance_on_host(unit, direction, sign), relevance_on_device(unit, direction, sign)
+    assert got.dtype == want.dtype
+    span = (unit * direction).sum(2, dtype=torch.float64)
+    span = (span.amax(1) - span.amin(1)).clamp(min=2e-6)  # what scaling magnifies
+    assert ((got - want).abs().amax(1) <= 2e-7 + 1e-7 / span).all()
 
 
 def test_sign_turns_the_order_round():

@@ -108,7 +108,8 @@ def test_released_ignores_the_graph_and_supplement_does_not():
         select_script(x, q, 12, fusion="released", tau=0.0).kept,
         select_script(x, q, 12, fusion="released", tau=0.9, graph="full").kept,
     )
-    first, second = select_script(x, q, 12, tau=0.0), select_script(x, q, 12, tau=0.3, graph="full")
+    first = select_script(x, q, 12, tau=0.0, fusion="supplement")
+    second = select_script(x, q, 12, tau=0.3, graph="full", fusion="supplement")
     assert not torch.equal(first.kept, second.kept)
 
 
@@ -182,7 +183,8 @@ class TestEdges:
         ({"m": 41}, ValueError, "m must be from 1 to 40, the number of tokens, got 41"),
         ({"m": 0}, ValueError, "m must be from 1 to 40, the number of tokens, got 0"),
         ({"tau": 1.5}, ValueError, "tau must be from -1 to 1, got 1.5"),
-        ({"tau": "0.3"}, TypeError, "tau must be a number, got '0.3'"),
+        ({"tau": "0.3"}, ValueError, "tau must be a cosine from -1 to 1, 'otsu' or 'quantile', got '0.3'"),
+        ({"tau": None}, TypeError, "tau must be a number, got None"),
         ({"gamma": -1}, ValueError, "gamma must be at least 0, got -1"),
         (
             {"gamma": 200},

@@ -1,6 +1,7 @@
 """`vlprune eval`: tables that agree with the answers, runs that go on, refusals that teach."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from vlprune.methods import list_methods
 from vlprune.studies import bench as bench_module
 from vlprune.studies.items import pocket_items
 from vlprune.studies.stats import wilson
+
+ALL = [*list_methods(), "script:fusion=supplement"]
 
 
 @pytest.fixture
@@ -21,7 +24,8 @@ def forbidden(monkeypatch):
 
 
 def lines_of(folder, cell):
-    return [json.loads(line) for line in (Path(folder) / "answers" / f"{cell}.jsonl").read_text().splitlines()]
+    file = Path(folder, "answers", re.sub(r"[^\w.=@+-]", "_", cell) + ".jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_every_method_is_scored_and_the_oracle(program, forbidden):
@@ -29,7 +33,7 @@ def test_every_method_is_scored_and_the_oracle(program, forbidden):
     code, out, err = program(*words)
     assert code == 0, err
     found = json.loads(Path("run/result.json").read_text())
-    assert list(found["data"]["scores"]) == ["all tokens", *(f"{name}@16" for name in list_methods()), "oracle@16"]
+    assert list(found["data"]["scores"]) == ["all tokens", *(f"{name}@16" for name in ALL), "oracle@16"]
     truth = {item.number: item for item in pocket_items("validation", 1)}
     for cell, score in found["data"]["scores"].items():
         lines = lines_of("run", cell.replace(" ", "_"))
@@ -126,8 +130,8 @@ def test_another_model_on_a_file(program, tmp_path, request, kind):
     assert err.count("no chat template") == (kind == "untemplated")
     found = json.loads(Path("run/result.json").read_text())
     scored, refused = found["data"]["scores"], json.loads(Path("run/manifest.json").read_text())["refused"]
-    assert {cell.removesuffix("@4") for cell in scored} == {"all tokens", *list_methods()}
-    assert set(refused) == {f"{name}@99" for name in list_methods()}
+    assert {cell.removesuffix("@4") for cell in scored} == {"all tokens", *ALL}
+    assert set(refused) == {f"{name}@99" for name in ALL}
     assert "only 16 visual tokens" in refused["script@99"]
     assert found["tables"][-1]["title"] == "Could not run"
 

@@ -61,7 +61,7 @@ def check_overlap(data):
 
 def check_significance(data):
     found = data["32"]
-    assert set(found) == {"script", "random", "dpp_only"}
+    assert set(found) == {"script", "random", "dpp_only", "script, the paper's text"}
     right = {name: {line["q"]: line["right"] for line in lines_of("run", f"{name}@32")} for name in found}
     assert {q // 100_000 for q in right["script"]} == {0, 1, 2, 3}
     for name, one in found.items():
@@ -92,6 +92,31 @@ def check_errors(data):
         for counts in one["kinds"].values():
             by_kind.update(counts)
         assert {name: count for name, count in by_kind.items() if count} == one["causes"]
+
+
+def check_defaults(data):
+    scores = data["scores"]
+    assert {cell.rpartition("@")[2] for cell in scores} == {"64", "16"}
+    assert len(scores) == 2 * 25
+    assert all(one["entering"] == float(cell.rpartition("@")[2]) for cell, one in scores.items())
+    usual = {line["q"]: line["right"] for line in lines_of("run", "default@16")}
+    other = {line["q"]: line["right"] for line in lines_of("run", "kernel s@16")}
+    pairs = mcnemar([usual[q] for q in other], list(other.values()))
+    assert tuple(scores["kernel s@16"][name] for name in ("lost", "won", "p")) == pairs
+    same = [lines_of("run", f"{name}@16") for name in ("default", "relevance from CLIP, sign +1")]
+    assert same[0] == same[1]  # which the pocket model's encoder says of itself
+
+
+def check_adaptive(data):
+    scores = data["scores"]
+    for keep in (64, 32, 16, 8):
+        fixed, own = scores[f"fixed@{keep}"], scores[f"adaptive@{keep}"]
+        assert fixed["entering"] == keep
+        assert 0.4 * keep < own["entering"] < 2.5 * keep  # few scenes, so the mean is only near
+        assert 0 < own["share"] < 1
+    counts = {line["entering"] for line in lines_of("run", "adaptive@16")}
+    assert len(counts) > 1
+    assert counts <= set(range(4, 65))
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -174,7 +199,10 @@ def view_and_query():
 def test_all_parts_together_are_script():
     view, query = view_and_query()
     for keep in (3, 9, 20):
-        assert torch.equal(Parts(keep).select(view, query).kept, Script(keep=keep).select(view, query).kept)
+        script = Script(keep=keep, fusion="supplement")
+        assert torch.equal(Parts(keep).select(view, query).kept, script.select(view, query).kept)
+        default = Parts(keep, gsp=False).select(view, query)
+        assert torch.equal(default.kept, Script(keep=keep, fill=0.0).select(view, query).kept)
 
 
 def test_each_part_changes_what_is_kept():

@@ -7,6 +7,7 @@ clock of `vlprune.measure.latency`.
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -38,7 +39,7 @@ TITLES = {
     "peak_bytes": "peak MiB",
 }
 CAPTION = (
-    "Medians and quartiles. faster: the first row's prefill by this row's prefill and selection. "
+    "Medians and quartiles. faster: the first row's time from the visual features to the first logits, by this row's. "
     "MACs (paper): {paper}. FLOPs (prefill): {flops}. KV: the cache at the end, what its tokens take. "
     "peak: the most memory during generate, above the weights; graphs hold theirs all the time."
 )
@@ -68,7 +69,10 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to answer, measured. Seconds are of one `generate`, `first` is selection and prefill together.
+    """One way to answer, measured. Seconds are of one `generate`.
+
+    `first` is from the visual features to the first logits, with all that lies between: merging, selection, shortening,
+    prefill. It is a clock of its own, which does not wait for the device on the way, as that of the parts does.
 
     `graphs` says how the LLM ran, which is not what was asked for where graphs cannot be had.
     `visual_tokens` and `prompt_tokens` entered the LLM. `flops` are those of the prefill and `macs` the papers' count
@@ -213,7 +217,7 @@ def bench(
 
 def calls(methods: Sequence[Any], repeats: int, warmup: int = WARMUP) -> int:
     """How often `bench` calls `generate`."""
-    return (len(methods) + 1) * (repeats + warmup + 1)
+    return (len(methods) + 1) * (2 * repeats + warmup + 1)
 
 
 def machine(model: Any) -> dict[str, Any]:
@@ -232,6 +236,40 @@ def machine(model: Any) -> dict[str, Any]:
         "vlprune": vlprune.__version__,
         "python": platform.python_version(),
     }
+
+
+class _First:
+    """Seconds from the last encoder's end to the first logits; it waits for the device there and nowhere between."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._handles: list[Any] = []
+        self._began = self.seconds = 0.0
+
+    def __enter__(self) -> _First:
+        model = self._model
+        decoder, self._began = model.get_decoder(), self._now()
+        encoders = [child for child in model.base_model.children() if child is not decoder]
+        self._handles = [encoder.register_forward_hook(self._seen) for encoder in encoders]
+        self._handles.append(model.register_forward_hook(self._answered))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _now(self) -> float:
+        if self._model.device.type != "cpu":
+            torch.accelerator.synchronize(self._model.device)
+        return time.perf_counter()
+
+    def _seen(self, *_: Any) -> None:
+        if not self.seconds:
+            self._began = self._now()
+
+    def _answered(self, *_: Any) -> None:
+        if not self.seconds:
+            self.seconds = self._now() - self._began
 
 
 class _Measure:
@@ -257,6 +295,12 @@ class _Measure:
                 model.generate(**inputs, **self._options)
             times.append(clock.latency)
             self._tick()
+        firsts = []
+        for _ in range(repeats):
+            with _First(model) as first:
+                model.generate(**inputs, **self._options)
+            firsts.append(first.seconds)
+            self._tick()
         batch, prompt = clock.prompt
         visual, inside = self._visual()
         flops = macs = None
@@ -270,10 +314,10 @@ class _Measure:
             prompt_tokens=prompt,
             flops=flops,
             macs=macs,
-            vision=Spread.of([time.vision for time in times]),
-            selection=Spread.of([time.selection for time in times]),
-            prefill=Spread.of([time.prefill for time in times]),
-            first=Spread.of([time.prefill + time.selection for time in times]),
+            vision=Spread.of([one.vision for one in times]),
+            selection=Spread.of([one.selection for one in times]),
+            prefill=Spread.of([one.prefill for one in times]),
+            first=Spread.of(firsts),
             decode=self._decode(times),
             kv_bytes=held,
             peak_bytes=self._peak_ends() if peak else None,
@@ -281,7 +325,7 @@ class _Measure:
 
     def _decode(self, times: Sequence[Latency]) -> Spread | None:
         steps = self._new - 1
-        return Spread.of([time.decode / steps for time in times]) if steps else None
+        return Spread.of([one.decode / steps for one in times]) if steps else None
 
     def _visual(self) -> tuple[int, bool]:
         """The visual tokens that entered the LLM, and whether some of them are dropped inside of it."""

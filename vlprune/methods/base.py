@@ -52,6 +52,8 @@ class Method(ABC):
     reorders: ClassVar[bool] = False
     #: Whether new tokens are made of several.
     merges: ClassVar[bool] = False
+    #: Whether the number of kept tokens may follow the image (`Budget(adaptive=...)`).
+    adapts: ClassVar[bool] = False
     #: Published settings by name, for `get_method(..., preset=)`.
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
 

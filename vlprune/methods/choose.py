@@ -48,7 +48,10 @@ def choose(
         shapes.setdefault(unit.vision.shape, []).append(unit)
     for shape, group in shapes.items():
         sizes = [len(part) for part in shape.parts]
-        shares = Budget.of(method.keep).shares(shape.kind, sizes, varying)
+        budget = Budget.of(method.keep)
+        if budget.adaptive is not None and not method.adapts:
+            raise ValueError(f"keep={budget}: {method.name} keeps a fixed number; script adapts it to the image.")
+        shares = budget.shares(shape.kind, sizes, varying)
         one = _Group(method, shape, group, embeds, project)
         one.choose(shares, ask)
         embeds = one.put(embeds, drop, places)
@@ -80,6 +83,7 @@ class _Group:
         self.kept = torch.zeros(len(units), shape.n, dtype=torch.bool, device=device)
         self.after = [0] * len(units)
         self.order: Tensor | None = None
+        self.gains: Tensor | None = None
         self.query: Query | None = None
         self.scores: dict[str, Tensor] = {}
         self.changes: list[tuple[Tensor, Selection]] = []
@@ -135,7 +139,8 @@ class _Group:
         )
         self.query = ask(view, [unit.row for unit in self.units for _ in range(parts)])
         method = copy.copy(self.method)  # not replace(): the settings were checked with the budget as it was given
-        object.__setattr__(method, "keep", share)
+        if Budget.of(self.method.keep).adaptive is None:
+            object.__setattr__(method, "keep", share)
         chosen = method.select(view, self.query)
         expected = (images * parts, share)
         if not isinstance(chosen, Selection) or (chosen.sizes is None and tuple(chosen.kept.shape) != expected):
@@ -146,7 +151,7 @@ class _Group:
         for i, count in enumerate(sizes):
             self.after[i // parts] += count
         if whole:
-            self.order = chosen.order
+            self.order, self.gains = chosen.order, chosen.gains
         for name in SCORES:
             values = getattr(chosen, name)
             if values is not None:
@@ -208,6 +213,7 @@ class _Group:
             row=unit.row,
             image=unit.image,
             order=None if self.order is None else self.order[i],
+            gains=None if self.gains is None else self.gains[i],
             redundancy=self._score("redundancy", i),
             relevance=self._score("relevance", i),
             ranking=self._score("scores", i),

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from vlprune.budget import Budget
 from vlprune.methods.base import Method
 from vlprune.selection import (
     Selection,
-    fuse,
-    graph_keep,
     graph_scores,
-    greedy_map_features,
+    greedy_gains,
     relevance_scores,
+    select_scored,
     select_script,
 )
 from vlprune.selection.dpp import KERNELS
 from vlprune.selection.fusion import RULES
 from vlprune.selection.graph import GRAPHS
+from vlprune.selection.threshold import THRESHOLDS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,34 +37,40 @@ CHOICES: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class Script(Method):
-    """Graph-structured pruning and query-conditioned selection, as in the paper.
+    """Graph-structured pruning and query-conditioned selection.
 
-    `tau`, `gamma` and `graph` shape the redundancy graph; `kernel` ("s_prime" or "s") the determinantal
-    process; `fusion` how the two agree ("supplement", "released", or "filter", which lets `rho` of the tokens
-    through the graph first). `relevance` says whose embeddings compare question and tokens: "clip" (needs
-    `attach(..., dual_encoder=)`), "llm", or "auto", which is "clip" where there is a dual encoder. `sign`
-    overrides the sign of the similarity; by default it is the encoder's own, −1 for CLIP. With a budget per frame
-    the graph spans the whole video: a token that repeats another frame is redundant.
+    `tau`, `gamma` and `graph` shape the redundancy graph; `tau` is a cosine, or "otsu" or "quantile" for each image's
+    own threshold. `kernel` ("s_prime" or "s") is the determinantal process; `fusion` how the two agree: "released"
+    (what the greedy chooses; the graph has no say), "supplement" (the paper's text), or "filter", which lets `rho`
+    of the tokens through the graph first. The default is what answered best (docs/method.md). `relevance` says whose
+    embeddings compare question and tokens: "clip" (needs `attach(..., dual_encoder=)`), "llm", or "auto", which is
+    "clip" where there is a dual encoder. `sign` overrides the sign of the similarity; by default it is the encoder's
+    own, −1 for CLIP. With a budget per frame the graph spans the whole video: a token that repeats another frame is
+    redundant. With `Budget(adaptive=..., mean=...)` an image that is soon told keeps fewer tokens than a crowded one;
+    of a fixed budget the rest covers the image evenly, once the best token left adds less than the share `fill` of what
+    the first one added (0 turns that off; "supplement" does without).
 
     >>> Script(keep=64).fusion
-    'supplement'
+    'released'
     >>> Script(fusion="sum")
     Traceback (most recent call last):
     ...
     ValueError: fusion='sum': choose from 'released', 'supplement', 'filter'.
     """
 
-    tau: float = 0.3
+    tau: float | str = 0.3
     gamma: float = 5.0
     graph: str = "bipartite"
     kernel: str = "s_prime"
-    fusion: str = "supplement"
+    fusion: str = "released"
     rho: float = 0.5
+    fill: float = 0.02
     relevance: str = "auto"
     sign: int | None = None
 
     name: ClassVar[str] = "script"
     needs_query: ClassVar[bool] = True
+    adapts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,19 +78,41 @@ class Script(Method):
             value = getattr(self, field)
             if value not in allowed or isinstance(value, bool):
                 raise ValueError(f"{field}={value!r}: choose from {', '.join(map(repr, allowed))}.")
-        if not -1.0 <= self.tau <= 1.0:
+        if isinstance(self.tau, str) and self.tau not in THRESHOLDS:
+            raise ValueError(f"tau={self.tau!r}: a cosine from -1 to 1, or {' or '.join(map(repr, THRESHOLDS))}.")
+        if not isinstance(self.tau, str) and not -1.0 <= self.tau <= 1.0:
             raise ValueError(f"tau={self.tau}: a cosine, from -1 to 1.")
         if not 0.0 <= self.gamma < float("inf"):
             raise ValueError(f"gamma={self.gamma}: must be finite and not negative.")
         if not 0.0 < self.rho <= 1.0:
             raise ValueError(f"rho={self.rho}: a share of the tokens, in (0, 1].")
+        if not 0.0 <= self.fill <= 1.0:
+            raise ValueError(f"fill={self.fill}: a share of what the first token adds, from 0 to 1.")
+        if self.fusion == "supplement" and Budget.of(self.keep).adaptive is not None:
+            raise ValueError("fusion='supplement' does not choose one by one: an adaptive budget does not go with it.")
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         assert query is not None
         relevance = relevance_scores(query.image, query.text, sign=query.sign)
-        m = self.count(view.n)
+        budget, m = Budget.of(self.keep), self.count(view.n)
         if view.frames > 1:
             return self._by_frames(view, relevance, m)
+        if budget.adaptive is None:
+            return self._choose(view, relevance, m, self.fill)
+        chosen = self._choose(view, relevance, budget.bounds(view.n)[1], 0.0)
+        assert chosen.order is not None
+        gains = greedy_gains(view.features, relevance, chosen.order, kind=self.kernel)
+        sizes = tuple(budget.needed(image) for image in gains.tolist())
+        if self.fill > budget.adaptive:
+            chosen = self._choose(view, relevance, chosen.order.shape[1], self.fill)
+        assert chosen.order is not None
+        kept = chosen.order[:, : max(sizes, default=0)].clone()
+        for row, size in zip(kept, sizes):
+            row[:size] = row[:size].sort().values
+            row[size:] = row[0]
+        return replace(chosen, kept=kept, gains=gains, sizes=sizes)
+
+    def _choose(self, view: TokenView, relevance: Tensor, m: int, fill: float) -> Selection:
         return select_script(
             view.features,
             None,
@@ -94,6 +123,8 @@ class Script(Method):
             kernel=self.kernel,
             fusion=self.fusion,
             rho=self.rho,
+            fill=fill,
+            grid=view.grid,
             relevance=relevance,
         )
 
@@ -101,10 +132,4 @@ class Script(Method):
         """m of each frame: what repeats another frame is redundant too, so the graph spans the video."""
         video = view.features.reshape(-1, view.frames * view.n, view.features.shape[2])
         scores = graph_scores(video, tau=self.tau, gamma=self.gamma, graph=self.graph).view(-1, view.n)
-        filtering = self.fusion == "filter"
-        survivors = graph_keep(scores, max(m, int(self.rho * view.n + 0.5)) if filtering else m)
-        ranks = min(2 * m, view.n) if self.fusion == "supplement" else m
-        candidates = survivors if filtering else None
-        order = greedy_map_features(view.features, relevance, ranks, kind=self.kernel, candidates=candidates)
-        kept = fuse(order, survivors, m, rule=self.fusion)
-        return Selection(kept=kept, order=order, redundancy=scores, relevance=relevance)
+        return select_scored(view.features, relevance, scores, m, kernel=self.kernel, fusion=self.fusion, rho=self.rho)

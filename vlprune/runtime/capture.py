@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -63,7 +64,8 @@ def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class Compiled:
-    """The decoder's layers, compiled once for all of them: inside `with compiled.layers(cache)` they run so.
+    """The decoder's layers, compiled once for all of them: inside `with compiled.layers(cache)` they run so, as do
+    its positions and its last norm.
 
     A layer differs from its neighbour in its weights, its number and its part of the cache. Weights are inputs of what
     is compiled; so that the rest is, too, each layer is given its own slots as the whole cache, and is number 0.
@@ -77,6 +79,11 @@ class Compiled:
     def layers(self, cache: Any) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
+            for part in (getattr(self._decoder, name, None) for name in ("rotary_emb", "norm")):
+                if part is not None:
+                    stack.enter_context(
+                        replaced(part, "forward", functools.partial(self.calls, type(part).forward, part))
+                    )
             for layer, slots in zip(self._decoder.layers, cache.layers):
                 stack.enter_context(replaced(layer, "forward", self._forward(layer, layer.forward, slots)))
                 for part in layer.children():
@@ -90,13 +97,13 @@ class Compiled:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("past_key_values") is None:
                 return plain(*args, **kwargs)
-            return self.calls(kind, layer, args, {**kwargs, "past_key_values": slots})
+            return self.calls(kind, layer, *args, **{**kwargs, "past_key_values": slots})
 
         return forward
 
 
-def _call(kind: Callable[..., Any], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return kind(layer, *args, **kwargs)
+def _call(kind: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return kind(*args, **kwargs)
 
 
 def stamp(module: nn.Module) -> Hashable:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from vlprune.runtime.capture import Capture, Compiled, CudaGraphs, hooked, stamp
+from vlprune.runtime.joint import Projections
 from vlprune.runtime.session import Session, capacity
 from vlprune.runtime.tower import tower_forward, towers
 
@@ -137,10 +138,11 @@ class Graphed:
 
     def _session(self, batch: int, slots: int) -> Session:
         device = self._model.device
-        weights = stamp(self._decoder)
-        if weights != self._weights:
+        if self._weights != stamp(self._decoder):
             self._sessions.clear()
-            self._weights = weights
+            with torch.inference_mode(False):
+                self._projections = Projections(self._decoder)
+            self._weights = stamp(self._decoder)
         key = (batch, slots)
         if key not in self._sessions:
             while len(self._sessions) >= SESSIONS:
@@ -148,7 +150,9 @@ class Graphed:
             way = self._way()
             assert way is not None
             with torch.inference_mode(False):
-                self._sessions[key] = Session(self._decoder, self._plain, batch, slots, device, way, self._compiled)
+                self._sessions[key] = Session(
+                    self._decoder, self._plain, batch, slots, device, way, self._projections, self._compiled
+                )
         self._sessions.move_to_end(key)
         return self._sessions[key]
 

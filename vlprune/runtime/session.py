@@ -10,17 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vlprune.runtime.attend import LONGEST
 from vlprune.runtime.capture import Capture, Compiled
+from vlprune.runtime.joint import Projections
 from vlprune.runtime.slots import FILL, STEP, SlotCache, writing
 
 
 def bucket(length: int) -> int:
-    """The length that a prompt is filled up to: the next multiple of 32, of 64 above 512.
+    """The length that a prompt is filled up to: the next multiple of 16, of 32 above 512.
 
-    >>> bucket(1), bucket(128), bucket(433), bucket(2992)
-    (32, 128, 448, 3008)
+    >>> bucket(1), bucket(128), bucket(431), bucket(2993)
+    (16, 128, 432, 3008)
     """
-    step = 32 if length <= 512 else 64
+    step = 16 if length <= 512 else 32
     return -(-length // step) * step
 
 
@@ -52,9 +54,11 @@ class Session:
         slots: int,
         device: torch.device,
         capture: Capture,
+        projections: Projections,
         compiled: Compiled | None,
     ) -> None:
-        self._config, self._plain, self._capture, self._compiled = decoder.config, plain, capture, compiled
+        self._config, self._plain, self._capture = decoder.config, plain, capture
+        self._projections, self._compiled = projections, compiled
         self.cache = SlotCache(decoder.config.num_hidden_layers, slots, device)
         self._numbers = torch.arange(slots, device=device)
         self._keep = torch.ones(batch, slots, dtype=torch.bool, device=device)
@@ -145,9 +149,10 @@ class Session:
             at = self._numbers[: step.embeds.shape[1]]
             # a token always sees itself: a row that sees nothing would be NaN
             mask = (at <= at[:, None]) & self._keep[:, None, None, : len(at)] | (at == at[:, None])
-        ready = self._compiled is not None and all(layer.is_initialized for layer in self.cache.layers)
+        ready = all(layer.is_initialized for layer in self.cache.layers)
+        short = ready and first and not padded and step.embeds.shape[1] <= LONGEST
         compiled = self._compiled.layers(self.cache) if self._compiled is not None and ready else nullcontext()
-        with compiled, writing(self.cache, FILL if first else STEP, self._config):
+        with self._projections.joined(short), compiled, writing(self.cache, FILL if first else STEP, self._config):
             output = self._plain(
                 inputs_embeds=step.embeds,
                 position_ids=step.places,

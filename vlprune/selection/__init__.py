@@ -5,27 +5,32 @@
 [[0, 1]]
 """
 
-from .cells import grid_cells
+from .cells import even_order, grid_cells
 from .dispatch import use_fused
 from .dot import dot_scores
 from .dpp import greedy_map, greedy_map_features, query_kernel
 from .fusion import fuse
+from .gains import greedy_gains
 from .graph import graph_keep, graph_scores
 from .merge import assign, group_means
 from .rank import highest, remaining
 from .relevance import relevance_scores
-from .script import select_script
+from .script import select_scored, select_script
 from .spread import farthest_points
+from .threshold import graph_threshold
 from .types import Selection
 
 __all__ = [
     "Selection",
     "assign",
     "dot_scores",
+    "even_order",
     "farthest_points",
     "fuse",
     "graph_keep",
     "graph_scores",
+    "graph_threshold",
+    "greedy_gains",
     "greedy_map",
     "greedy_map_features",
     "grid_cells",
@@ -34,6 +39,7 @@ __all__ = [
     "query_kernel",
     "relevance_scores",
     "remaining",
+    "select_scored",
     "select_script",
     "use_fused",
 ]

@@ -1,9 +1,7 @@
-"""When the fused GPU kernels are used, and how to switch them on.
+"""When the fused GPU kernels are used, and how to switch them off.
 
-With `VLPRUNE_FUSED=1` in the environment or `use_fused(True)`, tensors on a CUDA device go to `vlprune.selection.fused`
-(Triton); all others go to plain torch. Off by default as long as some of their tests on a GPU do not pass: beyond the
-rank of the features, and where a cosine lies on the threshold, they round differently from the torch functions. Where
-the kernels cannot run, torch is used after one warning.
+Tensors on a CUDA device go to `vlprune.selection.fused` (Triton), unless `VLPRUNE_FUSED=0` is in the environment or
+`use_fused(False)` in force. All others go to plain torch; so does everything, after one warning, where they cannot run.
 """
 
 import importlib
@@ -18,7 +16,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-_enabled = os.environ.get("VLPRUNE_FUSED", "0") == "1"
+_enabled = os.environ.get("VLPRUNE_FUSED", "1") != "0"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .cells import even_key
 from .checks import (
     Condition,
     check_choice,
@@ -100,17 +101,22 @@ def greedy_map_features(
     kind: str = "s_prime",
     eps: float = 1e-6,
     candidates: Tensor | None = None,
+    fill: float = 0.0,
+    grid: tuple[int, int] | None = None,
 ) -> Tensor:
     """`greedy_map(query_kernel(features, relevance, kind=kind), k)` without the whole kernel.
 
     Each step needs one row of the kernel, one product of (n, d) with a vector: O(k·n·(d + k)) time and
     O(n·(d + k)) memory. With c ≥ k candidates the work is done on them alone, so n becomes c. Up to 4,096
-    tokens of which k are at least a sixteenth, one (n, n) product is cheaper than k thin ones and made instead.
+    tokens of which k are at least a sixteenth (a third on a CPU, which makes rows several at a time), one (n, n)
+    product is cheaper and made instead.
 
     Args:
         features: (B, n, d), any floating dtype. B may be 0.
         relevance: (B, n), finite and not negative.
         k, eps, candidates: as in `greedy_map`.
+        fill: once no token left has this share of the first choice's v², the rest follows in `even_order`; in [0, 1].
+        grid: (rows, columns) of the tokens for that, (1, n) if not said.
 
     Returns:
         (B, k) int64, in order of choice.
@@ -126,14 +132,26 @@ def greedy_map_features(
     B, n, _ = features.shape
     k = check_count("k", k, 1, n, "the number of tokens")
     check_real("eps", eps, 0.0, 1e-3)
+    grid = check_fill(fill, grid, n)
     _check_candidates(candidates, features, B)
     if fast := fused_for(features):
-        return fast.greedy_map_features(features, relevance, k, kind=kind, eps=eps, candidates=candidates)
+        return fast.greedy_map_features(
+            features, relevance, k, kind=kind, eps=eps, candidates=candidates, fill=fill, grid=grid
+        )
     conditions = _allowed_candidates(candidates, n)
     with exact_float32(features.device):
         unit, length, r = _checked(features, relevance, conditions)
         weight, diagonal = weigh(length, r, kind)
-        return greedy_units(unit, weight, diagonal, k, eps, _sorted(candidates))
+        return greedy_units(unit, weight, diagonal, k, eps, _sorted(candidates), fill=fill, grid=grid)
+
+
+def check_fill(fill: float, grid: tuple[int, int] | None, n: int) -> tuple[int, int]:
+    """The grid of n tokens, if `fill` and `grid` are allowed."""
+    check_real("fill", fill, 0.0, 1.0)
+    rows, columns = (1, n) if grid is None else grid
+    if rows * columns != n:
+        raise ValueError(f"grid must hold the {n} tokens, got {rows} x {columns}.")
+    return rows, columns
 
 
 def weigh(length: Tensor, relevance: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -144,12 +162,17 @@ def weigh(length: Tensor, relevance: Tensor, kind: str) -> tuple[Tensor, Tensor]
     return relevance, relevance * relevance * real
 
 
-def worth_a_matrix(n: int, k: int) -> bool:
-    """Whether all n × n cosines are cheaper than k rows of them.
+def worth_a_matrix(n: int, k: int, share: int = 16) -> bool:
+    """Whether all n × n cosines are cheaper than k rows of them, as they are where k is 1/share of n.
 
     k thin products move n·d numbers each; one square product computes more, but at many times their speed.
     """
-    return n <= min(16 * k, 4096)
+    return n <= min(share * k, 4096)
+
+
+def matrix_for_greedy(n: int, k: int, device: torch.device) -> bool:
+    """`worth_a_matrix` for the greedy, which on a CPU makes its rows in blocks that are nearly as fast."""
+    return worth_a_matrix(n, k, 3 if device.type == "cpu" else 16)
 
 
 def greedy_units(
@@ -160,19 +183,24 @@ def greedy_units(
     eps: float,
     candidates: Tensor | None,
     cosine: Tensor | None = None,
+    fill: float = 0.0,
+    grid: tuple[int, int] = (1, 1),
 ) -> Tensor:
     """`greedy_map_features` on unit vectors and what `weigh` made; candidates ascending.
 
     `cosine` (B, n, n) are all the cosines where they are there already; they are overwritten.
     """
-    at = None
+    at, rest = None, None
+    if fill:
+        rest = even_key(*grid, unit.device).expand(unit.shape[0], -1)
     if candidates is not None and candidates.shape[1] >= k:
         at, candidates = candidates, None
+        rest = rest.gather(1, at) if rest is not None else None
         unit, weight, diagonal = take(unit, at), weight.gather(1, at), diagonal.gather(1, at)
     kernel: MatrixKernel | VectorKernel = VectorKernel(unit, weight, diagonal)
-    if cosine is not None or worth_a_matrix(unit.shape[1], k):
+    if cosine is not None or matrix_for_greedy(unit.shape[1], k, unit.device):
         kernel = MatrixKernel(_weighted(unit @ unit.mT if cosine is None else cosine, weight, diagonal))
-    order, _ = greedy(kernel, k, eps, candidates)
+    order, _ = greedy(kernel, k, eps, candidates, fill, rest)
     return order if at is None else at.gather(1, order)
 
 

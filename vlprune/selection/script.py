@@ -5,11 +5,20 @@ from torch import Tensor
 
 from .checks import check_choice, check_count, check_real, check_tensor, finite, require
 from .dispatch import fused_for
-from .dpp import KERNELS, allowed_relevance, check_relevance, greedy_units, weigh, worth_a_matrix
+from .dpp import (
+    KERNELS,
+    allowed_relevance,
+    check_fill,
+    check_relevance,
+    greedy_map_features,
+    greedy_units,
+    matrix_for_greedy,
+    weigh,
+)
 from .fusion import RULES, fuse
-from .graph import check_graph, least, redundancy
+from .graph import check_graph, graph_keep, graph_scores, least, redundancy
 from .numerics import exact_float32, unit_vectors
-from .relevance import check_query, pool
+from .relevance import check_query, pool, relevance_scores
 from .relevance import relevance as relevance_to
 from .types import Selection
 
@@ -19,12 +28,14 @@ def select_script(
     query: Tensor | None,
     m: int,
     *,
-    tau: float = 0.3,
+    tau: float | str = 0.3,
     gamma: float = 5.0,
     graph: str = "bipartite",
     kernel: str = "s_prime",
-    fusion: str = "supplement",
+    fusion: str = "released",
     rho: float = 0.5,
+    fill: float = 0.0,
+    grid: tuple[int, int] | None = None,
     query_mask: Tensor | None = None,
     sign: int = 1,
     relevance: Tensor | None = None,
@@ -33,7 +44,8 @@ def select_script(
 
     `graph_scores`, `relevance_scores`, the greedy on `query_kernel`, then `fuse`; the features are read once.
     The graph keeps m tokens, or max(m, ρ·n) with fusion "filter", where the greedy then sees only those. The
-    greedy runs for m ranks, or for min(2m, n), all that "supplement" can use.
+    greedy runs for m ranks, or for min(2m, n), all that "supplement" can use. With the default, "released", the graph
+    is scored and has no say.
 
     Args:
         features: (B, n, d), any floating dtype. B may be 0.
@@ -43,6 +55,7 @@ def select_script(
         kernel: "s_prime" or "s", as `kind` of `query_kernel`.
         fusion: "released", "supplement" or "filter", as `rule` of `fuse`.
         rho: the share of tokens that "filter" lets through, in (0, 1].
+        fill, grid: as in `greedy_map_features`; "supplement" takes ranks for what they are, and fills nothing.
         query_mask, sign: as in `relevance_scores`.
         relevance: (B, n), finite and not negative, in place of the query (a dual encoder's, for instance).
 
@@ -61,12 +74,22 @@ def select_script(
     check_choice("fusion", fusion, RULES)
     if not check_real("rho", rho, 0.0, 1.0) > 0.0:
         raise ValueError(f"rho must be above 0 and at most 1, got {rho!r}.")
+    grid = check_fill(fill, grid, n)
+    fill = 0.0 if fusion == "supplement" else float(fill)
     if (query is None) == (relevance is None):
         raise ValueError("Exactly one of query and relevance must be given.")
     if query is not None:
         check_query(features, query, query_mask, sign)
     elif relevance is not None:
         check_relevance(features, relevance)
+    if isinstance(tau, str):  # each image's own threshold; the rest as below, one by one
+        scores = graph_scores(features, tau=tau, gamma=gamma, graph=graph)
+        if query is not None:
+            relevance = relevance_scores(features, query, query_mask=query_mask, sign=sign)
+        assert relevance is not None
+        return select_scored(
+            features, relevance, scores, m, kernel=kernel, fusion=fusion, rho=rho, fill=fill, grid=grid
+        )
     if fast := fused_for(features):
         return fast.select_script(
             features,
@@ -78,6 +101,8 @@ def select_script(
             kernel=kernel,
             fusion=fusion,
             rho=rho,
+            fill=fill,
+            grid=grid,
             query_mask=query_mask,
             sign=sign,
             relevance=relevance,
@@ -95,11 +120,44 @@ def select_script(
             require(*conditions, *allowed_relevance(r))
         ranks = min(2 * m, n) if fusion == "supplement" else m
         # the greedy's cosines serve the graph too, unless the graph is there to spare the greedy most of them
-        cosine = unit @ unit.mT if fusion != "filter" and worth_a_matrix(n, ranks) else None
+        cosine = unit @ unit.mT if fusion != "filter" and matrix_for_greedy(n, ranks, unit.device) else None
         scores = redundancy(unit, tau, gamma, graph, cosine)
-        survivors = least(scores, max(m, int(rho * n + 0.5)) if fusion == "filter" else m)
         weight, diagonal = weigh(length, r, kernel)
-        candidates = survivors if fusion == "filter" else None
-        order = greedy_units(unit, weight, diagonal, ranks, 1e-6, candidates, cosine)
-        kept = fuse(order, survivors, m, rule=fusion)
+        if fusion == "released":  # `fuse` would give the same: the graph has no say
+            order = greedy_units(unit, weight, diagonal, ranks, 1e-6, None, cosine, fill, grid)
+            kept = order.sort(dim=1).values
+        else:
+            survivors = least(scores, max(m, int(rho * n + 0.5)) if fusion == "filter" else m)
+            candidates = survivors if fusion == "filter" else None
+            order = greedy_units(unit, weight, diagonal, ranks, 1e-6, candidates, cosine, fill, grid)
+            kept = fuse(order, survivors, m, rule=fusion)
     return Selection(kept=kept, order=order, redundancy=scores, relevance=r)
+
+
+def select_scored(
+    features: Tensor,
+    relevance: Tensor,
+    redundancy: Tensor,
+    m: int,
+    *,
+    kernel: str = "s_prime",
+    fusion: str = "released",
+    rho: float = 0.5,
+    fill: float = 0.0,
+    grid: tuple[int, int] | None = None,
+) -> Selection:
+    """The second half of `select_script`, from relevance and redundancy (B, n) of any origin.
+
+    >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 0.5]]])
+    >>> select_scored(tokens, torch.ones(1, 4), graph_scores(tokens), 2).kept.tolist()
+    [[0, 2]]
+    """
+    n = features.shape[1]
+    filtering = fusion == "filter"
+    survivors = graph_keep(redundancy, max(m, int(rho * n + 0.5)) if filtering else m)
+    ranks = min(2 * m, n) if fusion == "supplement" else m
+    candidates = survivors if filtering else None
+    fill = 0.0 if fusion == "supplement" else fill
+    order = greedy_map_features(features, relevance, ranks, kind=kernel, candidates=candidates, fill=fill, grid=grid)
+    kept = fuse(order, survivors, m, rule=fusion)
+    return Selection(kept=kept, order=order, redundancy=redundancy, relevance=relevance)

@@ -22,6 +22,8 @@ STUDIES = {
     "thresholds": "what counts as redundant, from tau 0.1 to 0.9",
     "preferences": "what four families of methods would keep, as maps",
     "errors": "who lost the evidence: GSP, QCSP, or the model",
+    "defaults": "Script's settings, one changed at a time",
+    "adaptive": "budgets that follow the image, against fixed ones of the same mean",
 }
 
 

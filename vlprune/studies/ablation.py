@@ -26,7 +26,8 @@ class Parts(QueryMethod):
 
     Tokens are ranked by the greedy on the kernel (`dpp`), weighed by relevance (`qcrs`) or not; without the greedy by
     relevance itself. With `gsp` the first m of that rank that the graph keeps stay, and the rank goes on where tokens
-    are missing, as in Script. The graph alone keeps its m least redundant ones. All three together are Script.
+    are missing, as in Script. The graph alone keeps its m least redundant ones. All three together are the paper's
+    Script (fusion "supplement"); QCRS and DPP without the graph are Script's default.
 
     >>> import torch
     >>> from vlprune.models import TokenView

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ def answers(
     seed: int = 0,
     longest: int = 1,
     skip: Callable[[str, Sequence[Item]], bool] = lambda name, items: False,
+    positions: str | None = None,
 ) -> Iterator[Answered]:
     """Every method's answers to every question, batch by batch, through `attach` and `generate` as a user would.
 
@@ -58,9 +60,9 @@ def answers(
     import torch
 
     from vlprune.comparing import _loaded_once
-    from vlprune.features import FeatureCache
     from vlprune.models.base import family_of
     from vlprune.models.probe import see
+    from vlprune.studies.still import StillCache
 
     if isinstance(loaded.clip, str):
         loaded = replace(loaded, clip=_loaded_once(loaded))
@@ -68,7 +70,7 @@ def answers(
         family = family_of(loaded.model)
     except UnsupportedModel as error:
         raise UserError(f"--model {loaded.name}: {error}") from error
-    cache, left = FeatureCache(float("inf")), dict(methods)
+    cache, left = StillCache(float("inf")), dict(methods)
     attention = any(getattr(method, "needs_attention", False) for method in methods.values())
     for group in batches(loaded, items, batch, lambda some: all(skip(name, some) for name in left)):
         if group is None:
@@ -81,7 +83,7 @@ def answers(
             with torch.no_grad():
                 see(loaded.model, family, ids, pixels, cache, attention)
         for name in wanted:
-            answered = _ask(loaded, name, left[name], asked, inputs, cache, seed, longest)
+            answered = _ask(loaded, name, left[name], asked, inputs, cache, seed, longest, positions)
             if answered.reason is not None:
                 del left[name]
             yield answered
@@ -109,7 +111,8 @@ def batches(
         if skip(block):
             continue
         images = {item.group: item for item in block}
-        pictures = {group: item.image() for group, item in images.items()}
+        with ThreadPoolExecutor() as pool:
+            pictures = dict(zip(images, pool.map(Item.image, images.values())))
         alike: dict[Any, list[tuple[Item, dict[str, Any]]]] = {}
         for item in block:
             told = getattr(loaded.processor, "chat_template", None) or item is items[0]  # a notice once, not each time
@@ -134,6 +137,7 @@ def _ask(
     cache: Any,
     seed: int,
     longest: int,
+    positions: str | None,
 ) -> Answered:
     from vlprune.pruner import attach
     from vlprune.studies.perquestion import for_questions
@@ -142,7 +146,15 @@ def _ask(
     try:
         texts = [item.text for item in items]
         chosen = for_questions(method, items, seed)
-        pruner = attach(model, chosen, processor=processor, query=texts, dual_encoder=loaded.clip, cache_bytes=0)
+        pruner = attach(
+            model,
+            chosen,
+            processor=processor,
+            query=texts,
+            positions=positions,
+            dual_encoder=loaded.clip,
+            cache_bytes=0,
+        )
         own, pruner._cache = pruner._cache, cache
         try:
             out = model.generate(**inputs, max_new_tokens=longest, do_sample=False)
@@ -192,6 +204,7 @@ class Bench:
         note: Note | None = None,
         items: Sequence[Item] | None = None,
         lenient: bool = False,
+        positions: str | None = None,
     ) -> dict[str, list[Line]]:
         """Each method's answers, a line per question in the questions' order; what the run has is not asked again.
 
@@ -202,12 +215,24 @@ class Bench:
         items = self.items if items is None else items
         self.run.note_methods(methods)
         known = {name: {line["q"]: line for line in self.run.lines(name)} for name in methods}
-        self.expect(sum(item.number not in known[name] for name in methods for item in items))
+        missing = sum(item.number not in known[name] for name in methods for item in items)
+        self.expect(missing)
+        if missing:
+            self.run.note_device(self.loaded.model.device)
 
         def skip(name: str, some: Sequence[Item]) -> bool:
             return all(item.number in known[name] for item in some)
 
-        found = answers(self.loaded, items, methods, batch=self.batch, seed=self.seed, longest=self.longest, skip=skip)
+        found = answers(
+            self.loaded,
+            items,
+            methods,
+            batch=self.batch,
+            seed=self.seed,
+            longest=self.longest,
+            skip=skip,
+            positions=positions,
+        )
         refused: dict[str, str] = {}
         for answered in found:
             name = answered.method

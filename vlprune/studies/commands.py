@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlprune.budget import Budget
 from vlprune.cli import AsJson, ClipName, Device, Longest, ModelName, _console, _keep, _method, _nearest, _progress, app
 from vlprune.loading import UserError, load
 from vlprune.studies import STUDIES, get_study
@@ -108,7 +109,7 @@ def study(
         raise UserError(f"study {name} needs to know where things are, so it goes with the pocket world and no --data.")
     count = questions or chosen.QUESTIONS[small]
     folder = out or Path(f"runs/{name}" + "-small" * small)
-    budgets = tuple(_keep(said) for said in _budgets(keep)) if keep else chosen.KEEP
+    budgets = tuple(_fixed(said) for said in _budgets(keep)) if keep else chosen.KEEP
     with _bench(
         f"study {name}", folder, model, data, split, count, match, seed, clip, max_new_tokens, device, batch,
         answers=chosen.NEEDS != "images", keep=budgets, small=small,
@@ -136,11 +137,24 @@ def _budgets(keep: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _fixed(said: str) -> int | float:
+    keep = _keep(said)
+    if isinstance(keep, Budget):
+        raise UserError(
+            f"--keep {said}: studies take numbers of tokens or ratios (study adaptive finds shares itself)."
+        )
+    return keep
+
+
 def _methods(names: str, keep: str) -> dict[str, dict[str, Method]]:
     """ "script:tau=0.2,random" and "64,16" as methods by name and budget."""
     from vlprune.methods import list_methods
 
-    wanted = list_methods() if names == "all" else [part.strip() for part in names.split(",") if part.strip()]
+    wanted = (
+        [*list_methods(), "script:fusion=supplement"]
+        if names == "all"
+        else [part.strip() for part in names.split(",") if part.strip()]
+    )
     if not wanted:
         raise UserError("--methods is empty: name some, with commas between, or say all.")
     found: dict[str, dict[str, Method]] = {}
@@ -198,7 +212,6 @@ def _bench(
     known = Run(folder, command, settings, asked) if folder.exists() else None  # refused before the model is loaded
     loaded = load(model, clip, device)
     run = known or Run(folder, command, settings, asked)
-    run.note_device(loaded.model.device)
     cuda = loaded.model.device.type == "cuda"
 
     from vlprune.studies.bench import Bench

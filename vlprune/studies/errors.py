@@ -32,14 +32,17 @@ NOTE = (
 
 
 def study(bench: Bench) -> Result:
-    """Sort Script's wrong answers by their cause, and see which of them come right without GSP or with the oracle."""
+    """Sort the wrong answers of Script, as the paper's text has it, by their cause.
+
+    And see which of them come right without GSP, which is Script's default, or with the oracle.
+    """
     from vlprune.methods import Script
 
     tables, data = [], {}
     for keep in bench.keep:
         cells: dict[str, Method] = {
             WHOLE: whole(),
-            f"script@{keep}": Script(keep=keep),
+            f"script@{keep}": Script(keep=keep, fusion="supplement"),
             f"without GSP@{keep}": Script(keep=keep, fusion="released"),
             f"oracle@{keep}": Oracle(keep=keep),
         }

@@ -9,7 +9,7 @@ from vlprune.loading import UserError
 from vlprune.studies.bench import WHOLE, Bench, Line
 from vlprune.studies.plots import curves
 from vlprune.studies.result import Result, Table
-from vlprune.studies.stats import relative, wilson
+from vlprune.studies.stats import mcnemar, relative, wilson
 
 if TYPE_CHECKING:
     from vlprune.methods import Method
@@ -58,8 +58,32 @@ def evaluate(bench: Bench, methods: Mapping[str, Mapping[str, Method]]) -> Resul
     if len(bench.kinds) > 1:
         rows = [[name, keep, *by_kind(scores[at])] for name, keep, at in ordered]
         tables.append(Table("Accuracy by kind of question", ["method", "keep", *bench.kinds, "all"], rows, KINDS))
+    if len(bench.kinds) > 1 and "script" in methods and len(methods) > 1:
+        tables.append(_ahead(bench, methods, lines))
     tables += [Table("Could not run", ["method", "why"], [[n, why] for n, why in refused.items()])] * bool(refused)
     return Result("Accuracy under pruning", tables, {"accuracy": _figure(ordered, scores)}, {"scores": scores})
+
+
+def _ahead(bench: Bench, methods: Mapping[str, Mapping[str, Method]], lines: Mapping[str, Sequence[Line]]) -> Table:
+    """Every kind of question and budget for which some method answers more than Script does."""
+    rows = []
+    for keep in methods["script"]:
+        for kind in bench.kinds:
+            right = {
+                name: [
+                    bool(line["right"]) for item, line in zip(bench.items, lines[cell(name, keep)]) if item.kind == kind
+                ]
+                for name in methods
+                if name != "oracle" and cell(name, keep) in lines
+            }
+            mine = right.pop("script", [])
+            for name, its in right.items():
+                if sum(its) > sum(mine):
+                    only, only_it, p = mcnemar(mine, its)
+                    rows.append([name, keep, kind, str(sum(mine)), str(sum(its)), str(only), str(only_it), f"{p:.2g}"])
+    columns = ["method", "keep", "kind", "script right", "it right", "only script", "only it", "p"]
+    note = "p is McNemar's, exact and two-sided, not corrected for the number of comparisons. No rows: nowhere."
+    return Table("Where a method answers more than script", columns, rows, note)
 
 
 def cell(name: str, keep: str) -> str:

@@ -35,7 +35,7 @@ def study(bench: Bench) -> Result:
     for keep in bench.keep:
         alone: dict[str, Method] = {name: GraphOnly(keep=keep, graph=graph) for name, graph in GRAPHS.items()}
         alone["random tokens"] = Random(keep=keep)
-        inside = {name: Script(keep=keep, graph=graph) for name, graph in GRAPHS.items()}
+        inside = {name: Script(keep=keep, graph=graph, fusion="supplement") for name, graph in GRAPHS.items()}
         cells: dict[str, Method] = {f"{name}@{keep}": method for name, method in alone.items()}
         cells |= {f"script {name}@{keep}": method for name, method in inside.items()}
         lines = bench.ask({WHOLE: whole(), **cells}, note=_kept)

@@ -21,7 +21,8 @@ def study(bench: Bench) -> Result:
     """The intersection of what GSP and QCSP would each keep, of m tokens, against m."""
     from vlprune.methods import Script
 
-    cells: dict[str, Method] = {WHOLE: whole(), **{f"script@{keep}": Script(keep=keep) for keep in bench.keep}}
+    cells: dict[str, Method] = {WHOLE: whole()}
+    cells |= {f"script@{keep}": Script(keep=keep, fusion="supplement") for keep in bench.keep}
     lines = bench.ask(cells, note=both)
     groups = [item.group for item in bench.items]
     rows, data = [], {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vlprune.studies.bench import WHOLE, Bench
@@ -20,17 +21,17 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def study(bench: Bench) -> Result:
-    """Script with one setting changed at a time; the defaults are marked."""
+    """Script, as the paper's text has it, with one setting changed at a time; the paper's values are marked."""
     from vlprune.methods import Script
 
-    usual = Script()
+    usual = Script(fusion="supplement")  # where the graph has a say
     cells: dict[str, Method] = {WHOLE: whole()}
     for keep in bench.keep:
-        cells[f"defaults@{keep}"] = Script(keep=keep)
+        cells[f"defaults@{keep}"] = replace(usual, keep=keep)
         for name, values in VALUES.items():
             for value in values:
                 if value != getattr(usual, name):
-                    cells[f"{name}={value}@{keep}"] = Script(**{"keep": keep, name: value})
+                    cells[f"{name}={value}@{keep}"] = replace(usual, **{"keep": keep, name: value})
     lines = bench.ask(cells)
     scores = {name: score(bench, found, lines[WHOLE]) for name, found in lines.items()}
     tables = []
@@ -42,7 +43,7 @@ def study(bench: Bench) -> Result:
                 one = scores[f"defaults@{keep}" if default else f"{name}={value}@{keep}"]
                 said = f"{value:g}" if isinstance(value, float) else value
                 shares = ranged(one["accuracy"], one["interval"]), ranged(one["relative"], one["relative_interval"])
-                rows.append([name, said + " (default)" * default, *shares])
+                rows.append([name, said + " (the paper's)" * default, *shares])
         columns = ["setting", "value", "right", "relative to all tokens"]
         tables.append(Table(f"Settings of Script, keeping {keep}", columns, rows, INTERVALS))
     return Result("Sensitivity", tables, {"sensitivity": _figure(bench, scores, usual)}, {"scores": scores})

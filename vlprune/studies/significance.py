@@ -35,7 +35,7 @@ def study(bench: Bench) -> Result:
     Most methods draw nothing at random, so a seed draws scenes and questions (and the random method's tokens). A file
     of questions is dealt out into as many parts instead.
     """
-    from vlprune.methods import get_method, list_methods
+    from vlprune.methods import Script, get_method, list_methods
 
     scipy_stats()  # say that it is missing before anything is asked
     folds = _folds(bench)
@@ -44,6 +44,7 @@ def study(bench: Bench) -> Result:
     tables, data = [], {}
     for keep in bench.keep:
         cells: dict[str, Method] = {f"{name}@{keep}": get_method(name, keep=keep) for name in names}
+        cells[f"script, the paper's text@{keep}"] = Script(keep=keep, fusion="supplement")
         lines = bench.ask(cells, items=items, lenient=True)
         found = {cell.rpartition("@")[0]: answered for cell, answered in lines.items()}
         if "script" not in found:

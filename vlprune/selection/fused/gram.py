@@ -3,6 +3,10 @@
 A tile is X_a · X_bᵀ of the features as they are, times the inverse lengths. Products of bfloat16 or float16 values are
 exact in float32; float32 values are split in three TF32 products. Tensor cores truncate when they accumulate, which
 over thousands of channels adds up, so each BK channels start from zero and are added in plain float32.
+
+Truncation makes cosines smaller by about 1e-7, but not the diagonal, which is exact: that adds to the greedy's ε. Where
+more tokens are chosen than there are channels, ε decides when nothing is left to choose by, so there products are plain
+float32 (`exact`).
 """
 
 from functools import cache
@@ -51,6 +55,7 @@ def _gram(
     GRAPH: tl.constexpr,
     STORE: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    EXACT: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
     EVEN: tl.constexpr,
@@ -61,6 +66,7 @@ def _gram(
 
     Programs come in groups of GROUP tile rows, so that those which run together share features in the L2 cache.
     """
+    precision: tl.constexpr = "ieee" if EXACT else "tf32x3"
     b = tl.program_id(1)
     down, across = tl.cdiv(rows, BM), tl.cdiv(cols, BM)
     group = tl.program_id(0) // (GROUP * across)
@@ -91,7 +97,7 @@ def _gram(
             k = start + tl.arange(0, BK)
             a = tl.load(xa + k[None, :], mask=(k < d)[None, :], other=0.0).to(tl.float32) * inv_a[:, None]
             c = tl.load(xc + k[None, :], mask=(k < d)[None, :], other=0.0).to(tl.float32) * inv_c[:, None]
-            cos += tl.dot(a, tl.trans(c), input_precision="tf32x3") * one
+            cos += tl.dot(a, tl.trans(c), input_precision=precision) * one
     else:
         for start in range(0, d, BK):
             k = start + tl.arange(0, BK)
@@ -103,7 +109,7 @@ def _gram(
             if WIDEN:
                 a, c = a.to(tl.float32), c.to(tl.float32)
             # `one` is 1: a plain sum would be folded into the tensor cores' truncating accumulator
-            cos += tl.dot(a, tl.trans(c), input_precision="tf32x3") * one
+            cos += tl.dot(a, tl.trans(c), input_precision=precision) * one
         cos *= inv_a[:, None] * inv_c[None, :]
     cos = tl.where(tl.abs(cos) <= 2.0, cos, 0.0)  # NaN too
     if GRAPH != NONE:
@@ -140,11 +146,11 @@ def _gram(
             own = tl.load(table + 2 * size + base + ta)
             cos = tl.where(ta[:, None] == tc[None, :], own[:, None], cos)
         corner = kernel + b.to(tl.int64) * rows * rows
-        fits = (pa < rows)[:, None] & (pc < rows)[None, :]
-        tl.store(corner + pa.to(tl.int64)[:, None] * rows + pc[None, :], cos, mask=fits)
-        if R != C:
-            turned = corner + pc.to(tl.int64)[:, None] * rows + pa[None, :]
-            tl.store(turned, tl.trans(cos), mask=(pc < rows)[:, None] & (pa < rows)[None, :])
+        # what is above the diagonal is stored twice: products of split values are not symmetric to the last bit
+        upper = (pc < rows)[None, :] & (pa[:, None] <= pc[None, :])
+        tl.store(corner + pa.to(tl.int64)[:, None] * rows + pc[None, :], cos, mask=upper)
+        turned = corner + pc.to(tl.int64)[:, None] * rows + pa[None, :]
+        tl.store(turned, tl.trans(cos), mask=(pc < rows)[:, None] & (pa[None, :] <= pc[:, None]))
 
 
 def gram(
@@ -156,6 +162,7 @@ def gram(
     weighted: bool = False,
     graph: str | None = None,
     tau: float = 0.0,
+    exact: bool = False,
 ) -> tuple[Any, Any]:
     """The kernel of tokens `at` (B, c) or all (B, n, n), where `store`, and partial sums (·, tiles, B, n) for `graph`.
 
@@ -166,7 +173,7 @@ def gram(
     count = n if at is None else at.shape[1]
     split = not store and graph in ("bipartite", "random") and n > 1
     rows, cols = (n - n // 2, n // 2) if split else (count, count)
-    bm, bk = tile(B, rows, x.device), (32 if x.dtype == torch.float32 else 64)
+    bm, bk = tile(B, rows, x.device), (16 if exact else 32 if x.dtype == torch.float32 else 64)
     down, across = blocks(rows, bm), blocks(cols, bm)
     kernel = torch.empty(B, rows, rows, dtype=torch.float32, device=x.device) if store else None
     sums = 1 if graph == "nearest" else 3
@@ -191,10 +198,11 @@ def gram(
         GRAPH={None: 0, "full": 2, "nearest": 3}.get(graph, 1),
         STORE=store,
         WEIGHTED=weighted,
+        EXACT=exact,
         BM=bm,
         BK=bk,
         EVEN=d % bk == 0,
-        WIDEN=x.device.type == "cpu",  # Triton's interpreter does not multiply bfloat16
+        WIDEN=exact or x.device.type == "cpu",  # Triton's interpreter does not multiply bfloat16
         GROUP=8,
     )
     return kernel, parts

@@ -37,6 +37,14 @@ def _unpack(words):
 
 
 @triton.jit
+def _largest(value):
+    """The largest of a block of floats, as integers of the same order: those a warp compares in one instruction."""
+    bits = value.to(tl.int32, bitcast=True)
+    best = tl.max(bits ^ ((bits >> 31) & 0x7FFFFFFF), 0)
+    return (best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def _read(slots):
     return tl.inline_asm_elementwise(
         "ld.relaxed.gpu.global.b64 $0, [$1];", "=l,l", [slots.to(tl.int64)], dtype=tl.int64, is_pure=False, pack=1
@@ -75,24 +83,18 @@ def _barrier(slots, p, tag, P, LANES: tl.constexpr):
 
 
 @triton.jit
-def _lower(key_a, value_a, key_b, value_b):
-    first = key_a <= key_b
-    return tl.where(first, key_a, key_b), tl.where(first, value_a, value_b)
-
-
-@triton.jit
-def _first(value, least, key):
-    """The lowest key whose value is at least `least`, and that value."""
-    return tl.reduce((tl.where(value >= least, key, 0x3FFFFFFF), value), 0, _lower)
+def _first(value, least, key, result):
+    """The lowest key whose value is at least `least`, and its result."""
+    first = tl.min(tl.where(value >= least, key, 0x3FFFFFFF), 0)
+    return first, _largest(tl.where(key == first, result, float("-inf")))
 
 
 @triton.jit
 def _choice(tops, values, least, share, P, LANES: tl.constexpr):
-    """The token named by the lowest program that reaches `least`, its value, and all programs' tokens and values."""
+    """The token named by the lowest program that reaches `least`, its value, and all programs' values and tokens."""
     program = tl.minimum(tl.arange(0, LANES), P - 1)
     scores, tokens = _unpack(tops), program * share + ((tops >> 16) & 0xFFFF).to(tl.int32)
-    j, _ = _first(scores, least, tokens)  # shares are in order, so the lowest program has the lowest token
-    own = tl.max(tl.where(tokens == j, _unpack(values), float("-inf")), 0)
+    j, own = _first(scores, least, tokens, _unpack(values))  # shares are in order: the lowest program, the lowest token
     return j, own, scores, tokens
 
 
@@ -110,59 +112,69 @@ def _start(kernel, table, base, size, i, mine, n, ROWS: tl.constexpr, DISTANCE: 
 
 @triton.jit
 def _likely(scores, tokens, j, Q: tl.constexpr, AHEAD: tl.constexpr):
-    """Token j and those of the AHEAD − 1 best scores, −1 where there are not so many, in Q places."""
-    place = tl.arange(0, Q)
-    ahead = tl.where(place == 0, j, -1)
+    """Token j and those of the AHEAD − 1 best scores, −1 where there are not so many: in Q places, and in a warp's."""
+    place, lane = tl.arange(0, Q), tl.arange(0, 32)
+    ahead, names = tl.where(place == 0, j, -1), tl.where(lane == 0, j, -1)
     for q in range(1, AHEAD):
         scores = tl.where(tokens == j, float("-inf"), scores)
-        best = tl.max(scores, 0)
+        best = _largest(scores)
         j = tl.min(tl.where(scores == best, tokens, 0x3FFFFFFF), 0)
-        ahead = tl.where(place == q, tl.where(best > float("-inf"), j, -1), ahead)
-    return ahead
+        named = tl.where(best > float("-inf"), j, -1)
+        ahead, names = tl.where(place == q, named, ahead), tl.where(lane == q, named, names)
+    return ahead, names
 
 
 @triton.jit
 def _rows(
     kernel, x, table, u, base, size, ahead, i, mine, t, n, d, depth, one, DISTANCE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, Q: tl.constexpr, CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
+    EXACT: tl.constexpr, BLOCK: tl.constexpr, Q: tl.constexpr, CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """What is left of the kernel after t steps, at rows `ahead` and this program's tokens i, and among `ahead`.
 
-    Tensor cores truncate as they accumulate, so every product starts from zero and is added in plain float32; `one`
-    is 1 and keeps the compiler from folding the sum back in.
+    EXACT: steps are subtracted one by one in float32, as `_greedy` goes on to do, so that a row is the same to the last
+    bit whenever it is made. Else by tensor cores. Those truncate as they accumulate, so every product starts from zero
+    and is added in plain float32; `one` is 1 and keeps the compiler from folding the sum back in.
     """
-    a = tl.maximum(ahead, 0)
+    precision: tl.constexpr = "ieee" if EXACT else "tf32x3"
+    a = tl.minimum(tl.maximum(ahead, 0), n - 1)
     here = tl.where(mine, i, 0)
     if ROWS:
         inv_a, inv_i = tl.load(table + base + a), tl.load(table + base + here)
-        left = tl.zeros([BLOCK, Q], tl.float32)
+        cos = tl.zeros([BLOCK, Q], tl.float32)
         among = tl.zeros([Q, Q], tl.float32)
         for first in range(0, d, CHANNELS):
             c = first + tl.arange(0, CHANNELS)
             on = (c < d)[None, :]
             xi = tl.load(x + (base + here)[:, None] * d + c[None, :], mask=mine[:, None] & on, other=0.0).to(tl.float32)
             xa = tl.load(x + (base + a)[:, None] * d + c[None, :], mask=on, other=0.0).to(tl.float32) * inv_a[:, None]
-            left += tl.dot(xi * inv_i[:, None], tl.trans(xa), input_precision="tf32x3") * one
-            among += tl.dot(xa, tl.trans(xa), input_precision="tf32x3") * one
-        left = tl.where(tl.abs(left) <= 2.0, left, 0.0)  # NaN too
+            cos += tl.dot(xi * inv_i[:, None], tl.trans(xa), input_precision=precision) * one
+            among += tl.dot(xa, tl.trans(xa), input_precision=precision) * one
+        left = tl.trans(tl.where(tl.abs(cos) <= 2.0, cos, 0.0))  # NaN too
         among = tl.where(tl.abs(among) <= 2.0, among, 0.0)
         if not DISTANCE:
             wa, wi = tl.load(table + size + base + a), tl.load(table + size + base + here)
-            left *= wi[:, None] * wa[None, :]
+            left *= wa[:, None] * wi[None, :]
             among *= wa[:, None] * wa[None, :]
     else:
-        left = tl.load(kernel + (base + a)[None, :] * n + here[:, None])
+        left = tl.load(kernel + (base + a)[:, None] * n + here[None, :])
         left = tl.where(tl.abs(left) < float("inf"), left, 0.0)
-        among = tl.load(kernel + (base + a)[None, :] * n + a[:, None])
+        among = tl.load(kernel + (base + a)[:, None] * n + a[None, :])
         among = tl.where(tl.abs(among) < float("inf"), among, 0.0)
     if not DISTANCE:
+        gone = tl.zeros([BLOCK, Q], tl.float32)
         for first in range(0, t, CHUNK):
             s = first + tl.arange(0, CHUNK)
             on = (s < t)[None, :]
             ua = tl.load(u + (base + a)[:, None] * depth + s[None, :], mask=on, other=0.0)
             ui = tl.load(u + (base + here)[:, None] * depth + s[None, :], mask=mine[:, None] & on, other=0.0)
-            left -= tl.dot(ui, tl.trans(ua), input_precision="tf32x3") * one
-            among -= tl.dot(ua, tl.trans(ua), input_precision="tf32x3") * one
+            if EXACT:
+                left = tl.dot(-ua, tl.trans(ui), left, input_precision="ieee")
+                among = tl.dot(-ua, tl.trans(ua), among, input_precision="ieee")
+            else:
+                gone += tl.dot(ui, tl.trans(ua), input_precision="tf32x3") * one
+                among -= tl.dot(ua, tl.trans(ua), input_precision="tf32x3") * one
+        if not EXACT:
+            left -= tl.trans(gone)
     return left, among
 
 
@@ -179,7 +191,7 @@ def _delay(t, p):
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "k", "c", "share", "P"])  # or there would be more to compile
 def _greedy(
     kernel,
     x,
@@ -187,6 +199,7 @@ def _greedy(
     nearest,
     inside,
     at,
+    rest,
     u,
     slots,
     order,
@@ -201,11 +214,14 @@ def _greedy(
     eps,
     tolerance,
     one,
+    fill,
     DISTANCE: tl.constexpr,
+    FILL: tl.constexpr,
     ROWS: tl.constexpr,
     POOL: tl.constexpr,
     LIST: tl.constexpr,
     SHARED: tl.constexpr,
+    EXACT: tl.constexpr,
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
     Q: tl.constexpr,
@@ -225,12 +241,19 @@ def _greedy(
     start = _start(kernel, first_values, base, size, i, mine, n, ROWS, DISTANCE)
     start = tl.where(mine, start, float("-inf"))
     v2 = start
+    spare = start
+    if FILL:
+        token_of = i.to(tl.int64)
+        if LIST:
+            token_of = tl.load(at + base + i, mask=mine, other=0)
+        spare = tl.where(mine, tl.load(rest + token_of, mask=mine, other=0.0), float("-inf"))
     pool = mine
     if POOL:
         pool = mine & (tl.load(inside + base + i, mask=mine, other=0) != 0)
     chosen_at = tl.zeros([BLOCK], tl.int32) + k
-    ahead = tl.full([Q], -1, tl.int32)
-    left = tl.zeros([BLOCK, Q], tl.float32)
+    row_of, place_of = tl.arange(0, Q), tl.arange(0, 32)
+    names = tl.full([32], -1, tl.int32)
+    left = tl.zeros([Q, BLOCK], tl.float32)
     among = tl.zeros([Q, Q], tl.float32)
     scale = 0.0
     tie = 0.0
@@ -241,38 +264,40 @@ def _greedy(
         value = v2
         if POOL:
             value = tl.where(pool | (t >= c), v2, float("-inf"))
-        best = tl.max(value, 0)
+        best = _largest(value)
         step = slots + ((t % 2) * images + b) * 8 * P  # four exchanges of two words a program
         if SHARED:
             if JITTER:
                 _delay(t, p)
-            named, reached = _first(value, best - tie, lane)
+            named, reached = _first(value, best - tie, lane, value)
             tops, values = _exchange(step, p, best, named, reached, t + 1, P, LANES)
-            best = tl.max(_unpack(tops), 0)
+            best = _largest(_unpack(tops))
         spent = t < 0
         if not DISTANCE:
             if fresh:
                 scale = tl.maximum(scale, best)
                 tie = tolerance * scale
             spent = best <= (tolerance + 8 * eps) * scale
-            if spent:  # go on by the diagonal
-                value = tl.where(value == float("-inf"), value, start)
-                best = tl.max(value, 0)
+            if FILL:
+                spent = spent | (best < fill * scale)
+            if spent:  # go on by the diagonal, or by what is to fill the rest
+                value = tl.where(value == float("-inf"), value, spare)
+                best = _largest(value)
                 if SHARED:
-                    named, reached = _first(value, best - tie, lane)
+                    named, reached = _first(value, best - tie, lane, value)
                     tops, values = _exchange(step + 2 * P, p, best, named, reached, t + 1, P, LANES)
-                    best = tl.max(_unpack(tops), 0)
+                    best = _largest(_unpack(tops))
         if SHARED:
             j, own, scores, tokens = _choice(tops, values, best - tie, share, P, LANES)
             if fresh | (own < best - tie):  # what that program named is a tie for it, but not for all
-                named, reached = _first(value, best - tie, lane)
-                named = tl.minimum(named, share - 1)
-                tops, values = _exchange(step + 4 * P, p, tl.max(value, 0), named, reached, t + 1, P, LANES)
+                again, reaching = _first(value, best - tie, lane, value)
+                if again < share:  # else it names its best as before
+                    named, reached = again, reaching
+                tops, values = _exchange(step + 4 * P, p, _largest(value), named, reached, t + 1, P, LANES)
                 j, own, scores, tokens = _choice(tops, values, best - tie, share, P, LANES)
         else:
             scores, tokens = value, lane
-            j = tl.min(tl.where(value >= best - tie, lane, 0x3FFFFFFF), 0)
-            own = tl.max(tl.where(lane == j, value, float("-inf")), 0)
+            j, own = _first(value, best - tie, lane, value)
         j = tl.minimum(j, n - 1)  # it always is, unless numbers are not finite
         if p == 0:
             token = j.to(tl.int64)
@@ -283,24 +308,26 @@ def _greedy(
         if t + 1 < k:
             e = tl.zeros([BLOCK], tl.float32)
             if not spent:  # a spent token adds no direction; dividing by its v² would only magnify noise
-                if tl.max((ahead == j).to(tl.int32), 0) == 0:
-                    ahead = _likely(scores, tokens, j, Q, AHEAD)
+                q = tl.max(tl.where(names == j, place_of, -1), 0)
+                if q < 0:
+                    q = 0
+                    ahead, names = _likely(scores, tokens, j, Q, AHEAD)
                     if SHARED:
                         if JITTER:
                             _delay(t + 1, p)
                         _barrier(step + 6 * P, p, t + 1, P, LANES)
                     left, among = _rows(
                         kernel, x, table, u, base, size, ahead, i, mine, t, n, d, depth, one,
-                        DISTANCE, ROWS, BLOCK, Q, CHUNK, CHANNELS,
+                        DISTANCE, ROWS, EXACT, BLOCK, Q, CHUNK, CHANNELS,
                     )  # fmt: skip
-                row = tl.sum(tl.where((ahead == j)[None, :], left, 0.0), 1)
+                row = tl.sum(tl.where((row_of == q)[:, None], left, 0.0), 0)
                 if DISTANCE:
                     v2 = tl.where((t == 0) | (1.0 - row < v2), 1.0 - row, v2)
                 else:
                     root = tl.sqrt_rn(own + eps * scale)
                     e = row / root
-                    of_ahead = tl.sum(tl.where((ahead == j)[:, None], among, 0.0), 0) / root
-                    left -= e[:, None] * of_ahead[None, :]
+                    of_ahead = tl.sum(tl.where((row_of == q)[:, None], among, 0.0), 0) / root
+                    left -= of_ahead[:, None] * e[None, :]
                     among -= of_ahead[:, None] * of_ahead[None, :]
                     v2 -= e * e
             if not DISTANCE:
@@ -319,6 +346,9 @@ def greedy(
     eps: float = 1e-6,
     candidates: Tensor | None = None,
     at: Tensor | None = None,
+    exact: bool = True,
+    fill: float = 0.0,
+    rest: Tensor | None = None,
     share: int | None = None,
     jitter: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -326,7 +356,9 @@ def greedy(
 
     From a kernel (B, n, n), or from features and their table. With `nearest`, each token's largest cosine to another
     (B, n), the choice is by distance, and kernel holds cosines. `candidates` (B, c) come first; `at` (B, n) are the
-    tokens' names. `share` sets how many tokens a program takes and `jitter` delays programs at random, for tests.
+    tokens' names. Once no v² is at least `fill` of the first, tokens follow by `rest`, distinct numbers by name,
+    highest first. Unless `exact`, tensor cores are used, which truncate. `share` sets how many tokens a program takes
+    and `jitter` delays programs at random, for tests.
     """
     source = kernel if kernel is not None else features[0]  # type: ignore[index]
     x, table = features if features is not None else (source, source)
@@ -362,23 +394,26 @@ def greedy(
                 cut(source if nearest is None else nearest),
                 cut(inside),
                 place if at is None else cut(at),
+                source if rest is None else rest,
                 u,
                 slots,
                 cut(order),
                 cut(place),
             ),
-            (n, x.shape[2], k, 0 if candidates is None else candidates.shape[1], share, P, depth, eps, TIE, 1.0),
+            (n, x.shape[2], k, 0 if candidates is None else candidates.shape[1], share, P, depth, eps, TIE, 1.0, fill),
             options=options,
             DISTANCE=nearest is not None,
+            FILL=rest is not None,
             ROWS=kernel is None,
             POOL=candidates is not None,
             LIST=at is not None,
             SHARED=P > 1,
+            EXACT=exact,
             LANES=max(power(P), 32 * warps),
             BLOCK=size,
             Q=16,  # what a tensor core takes
-            AHEAD=16 if n > 2048 else 8,
-            CHUNK=32 if 1 < warps < 8 else 16,
+            AHEAD=16,
+            CHUNK=32 if 1 < warps < 8 and not exact else 16,
             CHANNELS=max(16, min(64, 8192 // size)),
             JITTER=jitter,
         )
@@ -388,14 +423,14 @@ def greedy(
 def shares(B: int, n: int, device: torch.device) -> tuple[int, int]:
     """Images a launch, and tokens a program.
 
-    Never more programs than multiprocessors; at least 32 tokens a program, and at most 1,024, so that its state stays
-    in registers.
+    Never more programs than multiprocessors, and for few tokens not so many that exchanging words takes longer than it
+    saves; at most 1,024 tokens a program, so that its state stays in registers.
     """
     if device.type != "cuda":
         return B, n
     resident = _multiprocessors(device)
     images = min(B, max(1, resident // blocks(n, 1024)))
-    return images, max(32, blocks(n, resident // images))
+    return images, max(16 if n <= 1024 else 32, blocks(n, resident // images))
 
 
 @cache

@@ -56,16 +56,17 @@ def _rank(scores, rank, word, n, tie, CHECK: tl.constexpr, BLOCK: tl.constexpr, 
         good = tl.abs(value) < float("inf")
         tell(word, (i < n) & (good == 0), 7, b, i)
         value = tl.where(good, value, 0.0)
-    count = tl.zeros([BLOCK], tl.int32)
-    below = tl.full([BLOCK], float("-inf"), tl.float32)
+    counts = tl.zeros([BLOCK, CHUNK], tl.int32)
+    lower = tl.full([BLOCK, CHUNK], float("-inf"), tl.float32)
     for start in range(0, n, CHUNK):
         j = start + tl.arange(0, CHUNK)
         other = tl.load(scores + base + j, mask=j < n, other=float("inf"))
         if CHECK:
             other = tl.where((tl.abs(other) < float("inf")) | (j >= n), other, 0.0)
         less = other[None, :] < value[:, None]
-        count += tl.sum(less.to(tl.int32), 1)
-        below = tl.maximum(below, tl.max(tl.where(less, other[None, :], float("-inf")), 1))
+        counts += less.to(tl.int32)
+        lower = tl.maximum(lower, tl.where(less, other[None, :], float("-inf")))
+    count, below = tl.sum(counts, 1), tl.max(lower, 1)
     size = tl.maximum(tl.maximum(tl.abs(value), tl.abs(below)), 1.0)
     opens = (count == 0) | (value - below > tie * size)
     tl.store(rank + base + i, count * 2 + opens.to(tl.int32), mask=i < n)
@@ -157,8 +158,8 @@ def rank(scores: Tensor, word: Tensor | None = None) -> Tensor:
     B, n = scores.shape
     ranks = torch.empty(B, n, dtype=torch.int32, device=scores.device)
     tensors = (scores, ranks, scores if word is None else word)
-    constants = {"CHECK": word is not None, "BLOCK": 32, "CHUNK": 256}
-    launch(_rank, (blocks(n, 32), B), tensors, (n, TIE), options={"num_warps": 4}, **constants)
+    constants = {"CHECK": word is not None, "BLOCK": 8, "CHUNK": 256}
+    launch(_rank, (blocks(n, 8), B), tensors, (n, TIE), options={"num_warps": 4}, **constants)
     return ranks
 
 

@@ -1,14 +1,15 @@
 """Small selections again and again: recorded once as a CUDA graph, then replayed.
 
 A selection of a few hundred tokens keeps the GPU busy for less time than Python needs to launch its kernels. From the
-second call of the same shapes and settings on, the kernels run as one graph on copies of the inputs. Large selections
+second call of the same shapes and settings on, the kernels run as one graph on copies of the inputs; where inputs keep
+coming at the same addresses, as from an allocator in a steady loop, another graph reads them in place. Large selections
 hide their launches, and would hold on to much memory; inside a caller's own capture there is nothing to gain.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +22,32 @@ SMALL = 1 << 26
 """Bytes of features and kernel matrix up to which a selection is replayed."""
 
 KEPT = 8
-"""Recordings that are held, the latest used."""
+"""Kinds of call, by shapes and settings, whose recordings are held: the latest used."""
+
+STEADY = 4
+"""Calls in a row with inputs at the same addresses before they are read in place: a recording costs a few calls."""
 
 
 @dataclass
 class Recording:
-    """A graph, the tensors it reads and those it writes."""
+    """A graph, the tensors it reads, none if they are the caller's, and those it writes."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
     result: Selection
 
 
-_recordings: OrderedDict[tuple[Any, ...], Recording | None] = OrderedDict()
+@dataclass
+class Kind:
+    """Calls of the same shapes and settings."""
+
+    copying: Recording | None = None
+    in_place: Recording | None = None
+    addresses: tuple[int, ...] = ()  # of the latest call's inputs
+    steady: int = 0  # calls before it with the same
+
+
+_kinds: OrderedDict[tuple[Any, ...], Kind] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -47,48 +61,75 @@ def replayed(
     size = B * n * (d * x.element_size() + 4 * n)
     if x.device.type != "cuda" or size > SMALL or torch.cuda.is_current_stream_capturing():
         return function(**tensors, **settings)
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    shapes = [(name, tensor.shape, tensor.dtype) for name, tensor in given.items()]
-    key = (torch._C._cuda_getCurrentRawStream(x.device.index), x.device, *settings.values(), *shapes)
+    index = x.device.index
+    shapes = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors.values()]
+    key = (torch._C._cuda_getCurrentRawStream(index), index, *settings.values(), *shapes)
     with _lock:  # inputs must not change between copy and replay
         report.word(x.device)
-        if key not in _recordings:  # the first call compiles the kernels, which cannot be recorded
-            _recordings[key] = None
-            while len(_recordings) > KEPT:
-                _recordings.popitem(last=False)
+        kind = _kinds.get(key)
+        if kind is None:  # the first call compiles the kernels, which cannot be recorded
+            _kinds[key] = Kind()
+            if len(_kinds) > KEPT:
+                _kinds.popitem(last=False)
             return function(**tensors, **settings)
-        recording = _recordings[key]
-        if recording is None:
-            recording = _recordings[key] = _record(function, given, settings)
-        _recordings.move_to_end(key)
-        with torch.no_grad():
-            for inside, outside in zip(recording.inputs, given.values()):
-                inside.copy_(outside, non_blocking=True)
+        _kinds.move_to_end(key)
+        given = [tensor for tensor in tensors.values() if tensor is not None]
+        recording = _recording(kind, function, given, tensors, settings)
+        if recording.inputs:
+            with torch.no_grad():
+                for inside, outside in zip(recording.inputs, given):
+                    inside.copy_(outside, non_blocking=True)
         recording.graph.replay()
         return _copy(recording.result)
 
 
-def _record(function: Callable[..., Selection], given: dict[str, Tensor], settings: dict[str, Any]) -> Recording:
-    names = ("features", "query", "query_mask", "relevance")
-    with torch.inference_mode(False), torch.no_grad():  # the copies outlive this call's mode
-        inputs = {
-            name: torch.empty_like(tensor, memory_format=torch.contiguous_format) for name, tensor in given.items()
-        }
+def _recording(
+    kind: Kind,
+    function: Callable[..., Selection],
+    given: list[Tensor],
+    tensors: dict[str, Tensor | None],
+    settings: dict[str, Any],
+) -> Recording:
+    """The one for these inputs, made if need be."""
+    addresses = tuple([tensor.data_ptr() for tensor in given])
+    if addresses != kind.addresses:
+        kind.addresses, kind.steady, kind.in_place = addresses, 0, None
+    kind.steady += 1
+    if kind.steady > STEADY and all([tensor.is_contiguous() for tensor in given]):
+        if kind.in_place is None:
+            kind.in_place = _record(function, tensors, settings, in_place=True)
+        return kind.in_place
+    if kind.copying is None:
+        kind.copying = _record(function, tensors, settings, in_place=False)
+    return kind.copying
+
+
+def _record(
+    function: Callable[..., Selection], tensors: dict[str, Tensor | None], settings: dict[str, Any], *, in_place: bool
+) -> Recording:
+    with torch.inference_mode(False), torch.no_grad():  # what is made here outlives this call's mode
+        if not in_place:
+            tensors = {
+                name: None if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
+                for name, t in tensors.items()
+            }
+        inputs = [tensor for tensor in tensors.values() if tensor is not None]
         graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream(given["features"].device)
+        stream = torch.cuda.current_stream(inputs[0].device)
         side = torch.cuda.Stream(stream.device)
         side.wait_stream(stream)
         with torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                result = function(**{name: inputs.get(name) for name in names}, **settings)
+                result = function(**tensors, **settings)
             finally:
                 graph.capture_end()
         stream.wait_stream(side)
-    return Recording(graph, list(inputs.values()), result)
+    return Recording(graph, [] if in_place else inputs, result)
 
 
 def _copy(result: Selection) -> Selection:
-    found = {field.name: getattr(result, field.name) for field in fields(result)}
-    copies: dict[str, Any] = {name: value.clone() for name, value in found.items() if isinstance(value, Tensor)}
-    return replace(result, **copies)
+    def own(tensor: Tensor | None) -> Any:
+        return None if tensor is None else tensor.clone()
+
+    return Selection(own(result.kept), own(result.order), own(result.redundancy), own(result.relevance))

@@ -1,12 +1,14 @@
 """The public functions, put together from the kernels. The torch functions have checked the arguments' shapes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..cells import even_key
 from ..types import Selection
 from . import rank, report, vet
 from .gram import gram, sides
@@ -54,7 +56,7 @@ def relevance_scores(features: Tensor, query: Tensor, *, query_mask: Tensor | No
 def query_kernel(features: Tensor, relevance: Tensor, *, kind: str) -> Tensor:
     x, word = _plain(features), report.word(features.device)
     table = measure(x, word, given=_plain(relevance).to(torch.float32), kind=kind)
-    kernel, _ = gram(x, table, weighted=True, store=True)
+    kernel, _ = gram(x, table, weighted=True, store=True, exact=x.shape[2] <= x.shape[1])
     return kernel
 
 
@@ -70,13 +72,21 @@ def greedy_map(kernel: Tensor, k: int, *, eps: float, candidates: Tensor | None)
 
 @_on_its_device
 def greedy_map_features(
-    features: Tensor, relevance: Tensor, k: int, *, kind: str, eps: float, candidates: Tensor | None
+    features: Tensor,
+    relevance: Tensor,
+    k: int,
+    *,
+    kind: str,
+    eps: float,
+    candidates: Tensor | None,
+    fill: float = 0.0,
+    grid: tuple[int, int] = (1, 1),
 ) -> Tensor:
     x, word = _plain(features), report.word(features.device)
     table = measure(x, word, given=_plain(relevance).to(torch.float32), kind=kind)
     if candidates is not None:
         candidates = vet.indices(candidates, x.shape[1], word)
-    return _choose(x, table, k, eps, candidates)[0]
+    return _choose(x, table, k, eps, candidates, fill, _rest(x, fill, grid))[0]
 
 
 @_on_its_device
@@ -86,7 +96,7 @@ def farthest_points(features: Tensor, k: int) -> Tensor:
     store = _worth_a_matrix(x, x.shape[1], k)
     kernel, parts = gram(x, table, store=store, graph="nearest")
     nearest = parts[0].amax(0)
-    return greedy(k, kernel=kernel, features=(x, table), nearest=nearest)[0]
+    return greedy(k, kernel=kernel, features=(x, table), nearest=nearest, exact=False)[0]
 
 
 @_on_its_device
@@ -100,7 +110,8 @@ def select_script(
     **settings: Any,
 ) -> Selection:
     tensors = {"features": features, "query": query, "query_mask": query_mask, "relevance": relevance}
-    return replayed(_select_script, tensors, {"m": m, **settings})
+    found = replayed(_select_script, tensors, {"m": m, **settings})
+    return found if relevance is None else replace(found, relevance=relevance.detach().to(torch.float32))
 
 
 def _select_script(
@@ -117,27 +128,29 @@ def _select_script(
     fusion: str,
     rho: float,
     sign: int,
+    fill: float = 0.0,
+    grid: tuple[int, int] = (1, 1),
 ) -> Selection:
     x, word = _plain(features), report.word(features.device)
-    n = x.shape[1]
+    n, rest = x.shape[1], _rest(x, fill, grid)
     if relevance is not None:
-        given = _plain(relevance).to(torch.float32)
-        table, r = measure(x, word, given=given, kind=kernel), given
+        table, r = measure(x, word, given=_plain(relevance).to(torch.float32), kind=kernel), None
     elif query is not None:
         table = measure(x, word, pooled=_pooled(query, query_mask, word), sign=sign, kind=kernel)
         r = table[3]
     if fusion == "filter":
         scores = _redundancy(x, table, tau, gamma, graph)
         candidates = rank.survivors(rank.rank(scores), max(m, int(rho * n + 0.5)))
-        order, place, at = _choose(x, table, m, 1e-6, candidates)
+        order, place, at = _choose(x, table, m, 1e-6, candidates, fill, rest)
         return Selection(kept=rank.fuse(place, m, None, at), order=order, redundancy=scores, relevance=r)
     ranks = min(2 * m, n) if fusion == "supplement" else m
+    exact = x.shape[2] <= ranks
     if _worth_a_matrix(x, n, ranks):  # one pass over the cosines serves the graph and the greedy
-        matrix, parts = gram(x, table, weighted=True, store=True, graph=graph, tau=tau)
-        order, place = greedy(ranks, kernel=matrix)
+        matrix, parts = gram(x, table, weighted=True, store=True, graph=graph, tau=tau, exact=exact)
+        order, place = greedy(ranks, kernel=matrix, exact=exact, fill=fill, rest=rest)
         scores = _scores(parts, x, tau, gamma, graph, False)
     else:
-        order, place = greedy(ranks, features=(x, table))
+        order, place = greedy(ranks, features=(x, table), exact=exact, fill=fill, rest=rest)
         scores = _redundancy(x, table, tau, gamma, graph)
     kept = rank.fuse(place, m, rank.rank(scores) if fusion == "supplement" else None, None)
     return Selection(kept=kept, order=order, redundancy=scores, relevance=r)
@@ -162,17 +175,29 @@ def _worth_a_matrix(x: Tensor, n: int, k: int) -> bool:
     return 4 * x.shape[0] * n * n <= LIMIT and n <= (64 if x.dtype != torch.float32 else 32) * k
 
 
+def _rest(x: Tensor, fill: float, grid: tuple[int, int]) -> Tensor | None:
+    return even_key(*grid, x.device) if fill else None
+
+
 def _choose(
-    x: Tensor, table: Tensor, k: int, eps: float, candidates: Tensor | None
+    x: Tensor,
+    table: Tensor,
+    k: int,
+    eps: float,
+    candidates: Tensor | None,
+    fill: float,
+    rest: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The greedy's order and places, and the tokens that the places are of, if not all."""
+    exact = x.shape[2] <= k
+    more: Any = {"eps": eps, "exact": exact, "fill": fill, "rest": rest}
     if candidates is not None and candidates.shape[1] >= k and _worth_a_matrix(x, candidates.shape[1], k):
-        matrix, _ = gram(x, table, weighted=True, at=candidates, store=True)
-        return *greedy(k, kernel=matrix, eps=eps, at=candidates), candidates
+        matrix, _ = gram(x, table, weighted=True, at=candidates, store=True, exact=exact)
+        return *greedy(k, kernel=matrix, at=candidates, **more), candidates
     if _worth_a_matrix(x, x.shape[1], k):
-        matrix, _ = gram(x, table, weighted=True, store=True)
-        return *greedy(k, kernel=matrix, eps=eps, candidates=candidates), None
-    return *greedy(k, features=(x, table), eps=eps, candidates=candidates), None
+        matrix, _ = gram(x, table, weighted=True, store=True, exact=exact)
+        return *greedy(k, kernel=matrix, candidates=candidates, **more), None
+    return *greedy(k, features=(x, table), candidates=candidates, **more), None
 
 
 def _redundancy(x: Tensor, table: Tensor, tau: float, gamma: float, graph: str) -> Tensor:

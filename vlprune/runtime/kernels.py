@@ -1,0 +1,78 @@
+"""What `vlprune.runtime.attend` runs on a GPU, in Triton."""
+
+# mypy: disallow-untyped-defs=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rotate(x, y, cos, sin):
+    """Halves of vectors, turned: in float32, rounded once."""
+    a, b, c, s = x.to(tl.float32), y.to(tl.float32), cos.to(tl.float32), sin.to(tl.float32)
+    return (a * c - b * s).to(x.dtype), (b * c + a * s).to(x.dtype)
+
+
+@triton.jit
+def _attend(
+    PRODUCT, COS, SIN, KEYS, VALUES, OUT, n, width, turn, slots, scale,
+    HEADS: tl.constexpr, FEW: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head. A block of keys is turned by each that looks at it, and stored by one."""
+    block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most to do begin
+    head, batch = tl.program_id(1), tl.program_id(2)
+    kind = head // (HEADS // FEW)
+    half: tl.constexpr = D // 2
+    near, wide = tl.arange(0, half)[None], tl.arange(0, D)[None]
+    base = PRODUCT + batch.to(tl.int64) * n * width
+    cache = (batch.to(tl.int64) * FEW + kind) * slots * D
+    rows = block * ROWS + tl.arange(0, ROWS)[:, None]
+    real = rows < n
+    query = base + rows * width + head * D + near
+    turned = batch * turn + rows * D + near
+    c, s = tl.load(COS + turned, real, 0.0), tl.load(SIN + turned, real, 0.0)
+    q1, q2 = _rotate(tl.load(query, real, 0.0), tl.load(query + half, real, 0.0), c, s)
+    top = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    out = tl.zeros((ROWS, D), tl.float32)
+    for start in range(0, tl.minimum((block + 1) * ROWS, n), COLUMNS):
+        columns = start + tl.arange(0, COLUMNS)[:, None]
+        there = columns < n
+        at = base + columns * width + (HEADS + kind) * D
+        angle = batch * turn + columns * D + near
+        cos, sin = tl.load(COS + angle, there, 0.0), tl.load(SIN + angle, there, 0.0)
+        k1, k2 = _rotate(tl.load(at + near, there, 0.0), tl.load(at + half + near, there, 0.0), cos, sin)
+        value = tl.load(at + FEW * D + wide, there, 0.0)
+        mine = there & (start >= block * ROWS) & (head % (HEADS // FEW) == 0)
+        tl.store(KEYS + cache + columns * D + near, k1, mine)
+        tl.store(KEYS + cache + columns * D + half + near, k2, mine)
+        tl.store(VALUES + cache + columns * D + wide, value, mine)
+        scores = tl.dot(q2, tl.trans(k2), tl.dot(q1, tl.trans(k1)))
+        seen = tl.trans(columns) <= rows
+        scores = tl.where(seen, scores * scale, -float("inf"))
+        best = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - best[:, None])
+        shrink = tl.exp2(top - best)
+        total = total * shrink + tl.sum(weights, 1)
+        out = tl.dot(weights.to(value.dtype), value, out * shrink[:, None])
+        top = best
+    out = out / total[:, None]
+    tl.store(OUT + (batch.to(tl.int64) * n + rows) * (HEADS * D) + head * D + wide, out.to(OUT.dtype.element_ty), real)
+
+
+def launch(product: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    product, cos, sin = product.contiguous(), cos.contiguous(), sin.contiguous()
+    (batch, n, width), (_, few, slots, d) = product.shape, keys.shape
+    heads = width // d - 2 * few
+    out = product.new_empty(batch, n, heads * d)
+    rows, warps = (64, 4) if n <= 256 else (128, 8)
+    grid = (triton.cdiv(n, rows), heads, batch)
+    turn = n * d if len(cos) > 1 else 0
+    _attend[grid](
+        product, cos, sin, keys, values, out, n, width, turn, slots, scale * 1.4426950408889634,
+        HEADS=heads, FEW=few, D=d, ROWS=rows, COLUMNS=64, num_warps=warps, num_stages=2,
+    )  # fmt: skip
+    return out
