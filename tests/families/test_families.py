@@ -138,7 +138,7 @@ def test_caches(case, layout, model, mode):
     if OLD and case.name == "paligemma" and mode == "no cache":
         pytest.skip("this plain transformers lets the prompt see generated tokens when there is no cache")
     expected, _ = reference.answers(case, model, samples, reference.total("script", KEEP), STEPS)
-    with attach(model, Script(keep=KEEP)):
+    with attach(model, METHODS["script"](keep=KEEP)):
         assert torch.equal(new_tokens(model.generate(**batch, **GREEDY, **MODES[mode]), batch), expected)
 
 
@@ -178,7 +178,7 @@ def test_beams_equal_the_reference(case, layout, model):
     batch = case.batch(samples)
     prompts = reference.prompts(case, model, samples, reference.total("script", KEEP))
     expected = torch.tensor([reference.beams(case, model, prompt, 4, width=3) for prompt, _ in prompts])
-    with attach(model, Script(keep=KEEP)):
+    with attach(model, METHODS["script"](keep=KEEP)):
         out = model.generate(**batch, num_beams=3, do_sample=False, max_new_tokens=4)
     assert torch.equal(new_tokens(out, batch), expected)
 
@@ -189,7 +189,7 @@ def test_the_loss_is_that_of_the_shortened_rows(case, layout, model):
     batch = case.batch(samples)
     ids, mask = batch["input_ids"], batch["attention_mask"]
     outside = (mask == 0) | (mask.cumsum(1) == 1) | (ids == IMAGE) | (ids == VIDEO)  # nothing predicts a row's first
-    with attach(model, Script(keep=KEEP)), torch.no_grad():
+    with attach(model, METHODS["script"](keep=KEEP)), torch.no_grad():
         out = model(**batch, labels=ids.masked_fill(outside, -100))
     losses = []
     for row, (prompt, _) in zip(out.logits, reference.prompts(case, model, samples, reference.total("script", KEEP))):
@@ -217,7 +217,7 @@ def second_turn(case, samples, batch, out, *pieces):
 def test_a_second_question(case, layout, model, pixels):
     samples = case.samples(layout)
     batch = case.batch(samples)
-    with attach(model, Script(keep=KEEP)) as pruner:
+    with attach(model, METHODS["script"](keep=KEEP)) as pruner:
         out = model.generate(**batch, **GREEDY, return_dict_in_generate=True)
         kept = [record.kept.tolist() for record in pruner.records]
         second, said = second_turn(case, samples, batch, out, 5)
@@ -241,7 +241,7 @@ def test_a_new_image_in_the_second_turn(case, model, pixels):
         pytest.skip("behind a cache the plain model lets no image attend in both directions; see the next test")
     (sample,) = samples = case.samples("single")
     batch = case.batch(samples)
-    with attach(model, Script(keep=KEEP)) as pruner:
+    with attach(model, METHODS["script"](keep=KEEP)) as pruner:
         out = model.generate(**batch, **GREEDY, return_dict_in_generate=True)
         kept = [record.kept.tolist() for record in pruner.records]
         second, (more,) = second_turn(case, samples, batch, out, 3, case.image(9), 4)
@@ -370,7 +370,7 @@ def test_detach(case, model):
 @pytest.mark.parametrize("case", [case for case in CASES if case.name == "video_llava"], ids=["video_llava"])
 def test_the_new_name_of_an_argument(case, model):
     batch = case.batch(case.samples("ragged"))
-    with attach(model, Script(keep=KEEP)):
+    with attach(model, METHODS["script"](keep=KEEP)):
         old = model.generate(**batch, **GREEDY)
         batch["pixel_values"] = batch.pop("pixel_values_images")
         assert torch.equal(model.generate(**batch, **GREEDY), old)

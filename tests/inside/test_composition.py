@@ -25,7 +25,7 @@ def test_composition_equals_the_reference(case, model, name):
         if case.positions != ("grid",):  # before the LLM, the gaps are closed
             row.prompt.places, row.prompt.after = list(range(len(row.prompt.ids))), len(row.prompt.ids)
         found.append(reference.answer(case, model, machine(case), row, slow, STEPS))
-    with attach(model, Script(keep=FIRST) + method) as pruner:
+    with attach(model, Script(keep=FIRST, fusion="supplement") + method) as pruner:
         out = model.generate(**batch, **GREEDY, **TOLD)
         static = model.generate(**batch, **GREEDY, cache_implementation="static")
     expected = [image.stages for _, _, images in found for image in images]

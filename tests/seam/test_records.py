@@ -37,7 +37,7 @@ def test_one_record_per_image_in_prompt_order(model, processor, ragged):
 
 @pytest.mark.parametrize("keep", [KEEP, 1.0])
 def test_scores_are_the_methods(model, processor, ragged, keep):
-    with attach(model, Script(keep=keep), processor=processor) as pruner:
+    with attach(model, Script(keep=keep, fusion="supplement"), processor=processor) as pruner:
         model.generate(**ragged, **GREEDY)
     records = iter(pruner.records)
     for ids, pixels in reference.rows(ragged):

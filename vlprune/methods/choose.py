@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from vlprune.budget import Budget
 from vlprune.methods.base import Method
 from vlprune.models.base import TokenView
 from vlprune.models.shape import Shape
+from vlprune.models.units import onto
 from vlprune.record import Record, Stopwatch
 from vlprune.selection import Selection
 
@@ -72,9 +74,9 @@ class _Group:
     ) -> None:
         self.method, self.shape, self.units, self.project = method, shape, units, project
         device = embeds.device
-        self.rows = torch.tensor([[unit.row] for unit in units], device=device)
-        self.columns = torch.stack([unit.columns for unit in units]).to(device)
-        self.candidates = shape.candidates.to(device)
+        self.rows = onto(torch.tensor([[unit.row] for unit in units]), device)
+        self.columns = onto(torch.stack([unit.columns for unit in units]), device)
+        self.candidates = _candidates(shape, device)
         self.features = embeds.detach()[self.rows, self.columns[:, self.candidates]]
         self.tower, self.attention, self.keys, self.cls = (
             self._stacked(name, device) for name in ("tower", "attention", "keys", "cls")
@@ -105,8 +107,7 @@ class _Group:
                 for i, (part, share) in enumerate(zip(self.shape.parts, shares)):
                     alike.setdefault((part.grid, share), []).append(i)
                 for (grid, share), parts in alike.items():
-                    tokens = torch.stack([self.shape.parts[i].tokens for i in parts]).to(device)
-                    self._call(tokens, grid, share, ask, parts)
+                    self._call(_tokens(self.shape, tuple(parts), device), grid, share, ask, parts)
             self.watch.stop()
 
     def _call(
@@ -166,36 +167,33 @@ class _Group:
         keep = torch.ones_like(self.columns, dtype=torch.bool)
         keep[:, self.candidates] = self.kept
         self.stayed = [self.shape.structure] * len(self.units)
-        if self.shape.lines is not None:
-            keep = self._with_structure(keep)
-        drop[self.rows, self.columns] = ~keep
+        drop[self.rows, self.columns] = ~self._with_structure(keep)
         for at, chosen in self.changes:
             each = len(at) // len(self.units)
             rows = self.rows.repeat_interleave(each, dim=0).expand_as(at)
             columns = self.columns[:, self.candidates].repeat_interleave(each, dim=0)
             kept = columns.gather(1, at)
-            sizes = torch.tensor(chosen.sizes or (at.shape[1],) * len(at))[:, None]
-            real = (torch.arange(at.shape[1]) < sizes).to(at.device)
+            real: Tensor | slice = slice(None)
+            if chosen.sizes is not None:
+                sizes = onto(torch.tensor(chosen.sizes), at.device)[:, None]
+                real = torch.arange(at.shape[1], device=at.device) < sizes
             if self.method.reorders:
-                slots = kept.masked_fill(~real, embeds.shape[1]).sort(dim=1).values
-                places[rows[real], kept[real]] = slots[real]
+                slots = kept if chosen.sizes is None else kept.masked_fill(~real, embeds.shape[1])
+                places[rows[real], kept[real]] = slots.sort(dim=1).values[real]
             if chosen.embeddings is not None:
                 embeds = embeds.index_put((rows[real], kept[real]), chosen.embeddings.to(embeds.dtype)[real])
         return embeds
 
     def _with_structure(self, keep: Tensor) -> Tensor:
         """(U, length): structure stays while a candidate of its line stays."""
-        assert self.shape.lines is not None
-        lines = self.shape.lines.to(keep.device)
-        alive = torch.zeros(len(keep), max(1, int(self.shape.lines.max()) + 1), dtype=torch.int32, device=keep.device)
-        alive.index_add_(1, lines[self.candidates].clamp(min=0), self.kept.int())
-        other = torch.ones(self.shape.length, dtype=torch.bool)
-        other[self.shape.candidates] = False
-        at = other.nonzero()[:, 0].to(keep.device)
-        stays = (lines[at] < 0) | (alive[:, lines[at].clamp(min=0)] > 0)
-        keep[:, at] = stays
-        if bool((self.shape.lines[other] >= 0).any()):  # only then does the count depend on what was chosen
-            self.stayed = stays.sum(dim=1).tolist()
+        structure = _structure(self.shape, keep.device)
+        if structure is None:
+            return keep
+        alive = torch.zeros(len(keep), structure.count, dtype=torch.int32, device=keep.device)
+        alive.index_add_(1, structure.of_candidates, self.kept.int())
+        stays = structure.always | (alive[:, structure.lines] > 0)
+        keep[:, structure.at] = stays
+        self.stayed = stays.sum(dim=1).tolist()  # waits: how long the prompt is depends on what was chosen
         return keep
 
     def records(self) -> list[Record]:
@@ -228,3 +226,43 @@ class _Group:
 
     def _score(self, name: str, i: int) -> Tensor | None:
         return self.scores[name][i] if name in self.scores else None
+
+
+class _Structure(NamedTuple):
+    """Of a shape whose structure may go: where it lies, the line of each, whether it stays anyway, and how many lines
+    there are; and the line of each candidate."""
+
+    at: Tensor
+    lines: Tensor
+    always: Tensor
+    of_candidates: Tensor
+    count: int
+
+
+# What depends on the shape alone stays on the device: to copy it there, one has to wait for the device.
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _candidates(shape: Shape, device: torch.device) -> Tensor:
+    return shape.candidates.to(device)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _tokens(shape: Shape, parts: tuple[int, ...], device: torch.device) -> Tensor:
+    """(P, p): which of the candidates the parts are, all of one size."""
+    return torch.stack([shape.parts[i].tokens for i in parts]).to(device)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _structure(shape: Shape, device: torch.device) -> _Structure | None:
+    """None where all structure stays."""
+    if shape.lines is None:
+        return None
+    other = torch.ones(shape.length, dtype=torch.bool)
+    other[shape.candidates] = False
+    lines = shape.lines[other]
+    if not bool((lines >= 0).any()):
+        return None
+    found = (other.nonzero()[:, 0], lines.clamp(min=0), lines < 0, shape.lines[shape.candidates].clamp(min=0))
+    return _Structure(*(part.to(device) for part in found), count=int(shape.lines.max()) + 1)

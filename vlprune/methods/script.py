@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlprune.budget import Budget
 from vlprune.methods.base import Method
@@ -21,8 +21,6 @@ from vlprune.selection.graph import GRAPHS
 from vlprune.selection.threshold import THRESHOLDS
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from vlprune.models import TokenView
     from vlprune.query import Query
 
@@ -71,6 +69,10 @@ class Script(Method):
     name: ClassVar[str] = "script"
     needs_query: ClassVar[bool] = True
     adapts: ClassVar[bool] = True
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "paper": {"fusion": "supplement"},
+        "released": {"fusion": "released", "fill": 0.0},
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,18 +95,18 @@ class Script(Method):
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         assert query is not None
-        relevance = relevance_scores(query.image, query.text, sign=query.sign)
         budget, m = Budget.of(self.keep), self.count(view.n)
-        if view.frames > 1:
-            return self._by_frames(view, relevance, m)
+        if view.frames > 1 and self.fusion != "released":
+            return self._by_frames(view, query, m)
         if budget.adaptive is None:
-            return self._choose(view, relevance, m, self.fill)
-        chosen = self._choose(view, relevance, budget.bounds(view.n)[1], 0.0)
+            return self._choose(view, query, m, self.fill)
+        chosen = self._choose(view, query, budget.bounds(view.n)[1], 0.0)
         assert chosen.order is not None
-        gains = greedy_gains(view.features, relevance, chosen.order, kind=self.kernel)
+        assert chosen.relevance is not None
+        gains = greedy_gains(view.features, chosen.relevance, chosen.order, kind=self.kernel)
         sizes = tuple(budget.needed(image) for image in gains.tolist())
         if self.fill > budget.adaptive:
-            chosen = self._choose(view, relevance, chosen.order.shape[1], self.fill)
+            chosen = self._choose(view, query, chosen.order.shape[1], self.fill)
         assert chosen.order is not None
         kept = chosen.order[:, : max(sizes, default=0)].clone()
         for row, size in zip(kept, sizes):
@@ -112,10 +114,11 @@ class Script(Method):
             row[size:] = row[0]
         return replace(chosen, kept=kept, gains=gains, sizes=sizes)
 
-    def _choose(self, view: TokenView, relevance: Tensor, m: int, fill: float) -> Selection:
+    def _choose(self, view: TokenView, query: Query, m: int, fill: float) -> Selection:
+        own = query.image is view.features  # then relevance is one with the rest
         return select_script(
             view.features,
-            None,
+            query.text if own else None,
             m,
             tau=self.tau,
             gamma=self.gamma,
@@ -125,11 +128,21 @@ class Script(Method):
             rho=self.rho,
             fill=fill,
             grid=view.grid,
-            relevance=relevance,
+            sign=query.sign,
+            relevance=None if own else relevance_scores(query.image, query.text, sign=query.sign),
         )
 
-    def _by_frames(self, view: TokenView, relevance: Tensor, m: int) -> Selection:
+    def _by_frames(self, view: TokenView, query: Query, m: int) -> Selection:
         """m of each frame: what repeats another frame is redundant too, so the graph spans the video."""
         video = view.features.reshape(-1, view.frames * view.n, view.features.shape[2])
-        scores = graph_scores(video, tau=self.tau, gamma=self.gamma, graph=self.graph).view(-1, view.n)
-        return select_scored(view.features, relevance, scores, m, kernel=self.kernel, fusion=self.fusion, rho=self.rho)
+        return select_scored(
+            view.features,
+            relevance_scores(query.image, query.text, sign=query.sign),
+            graph_scores(video, tau=self.tau, gamma=self.gamma, graph=self.graph).view(-1, view.n),
+            m,
+            kernel=self.kernel,
+            fusion=self.fusion,
+            rho=self.rho,
+            fill=self.fill,
+            grid=view.grid,
+        )

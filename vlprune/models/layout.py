@@ -104,11 +104,11 @@ def shorten(ids: Tensor, mask: Tensor, drop: Tensor, places: Tensor, lost: list[
     left = [count - gone for count, gone in zip(real, lost)]
     size = max(left) + length - max(real)
     keep = mask.bool() & ~drop
-    # A prompt is padded on the right if all rows begin real and not all end so.
-    front = torch.where(keep, places + length, places).argsort(dim=1)[:, length - size :]
-    back = torch.where(keep, places, places + length).argsort(dim=1)[:, :size]
-    right = (mask[:, 0].bool().all() & ~mask[:, -1].bool().all()) if min(real) < length else None
-    index = front if right is None else torch.where(right, back, front)
+    index = torch.where(keep, places + length, places).argsort(dim=1)[:, length - size :]
+    if min(real) < length:  # padded, on the right if all rows begin real and not all end so
+        right = mask[:, 0].bool().all() & ~mask[:, -1].bool().all()
+        back = torch.where(keep, places, places + length).argsort(dim=1)[:, :size]
+        index = torch.where(right, back, index)
     kept = torch.where(keep, mask, torch.zeros_like(mask)).gather(1, index)
     return Layout(ids, index, kept, min(left) < size)
 

@@ -5,17 +5,20 @@ and leaves. So whatever a family does to merge images into the prompt is done by
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from vlprune.errors import UnsupportedModel
 from vlprune.features import Encoded, FeatureCache, encode
 from vlprune.models.base import Family, Stream, Vision
-from vlprune.models.units import runs
+from vlprune.models.units import onto, runs
 
 #: What decoders are called with that the seam knows how to shorten, or that does not depend on the prompt's length.
 KNOWN = ("inputs_embeds", "attention_mask", "position_ids", "visual_pos_masks", "deepstack_visual_embeds")
@@ -47,15 +50,21 @@ def probe(
     cache: FeatureCache | None = None,
     known: dict[str, Encoded] | None = None,
     attention: bool = False,
+    host: Tensor | None = None,
 ) -> Probe:
-    """Merge the images of `inputs` into `ids` (B, L); with `known`, from these and not from the tower."""
+    """Merge the images of `inputs` into `ids` (B, L); with `known`, from these and not from the tower.
+
+    `host` are the ids on the CPU, from a caller that has them there.
+    """
+    host = ids.cpu() if host is None else host
     reached: dict[str, Any] = {}
 
     def at_decoder(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         reached.update(kwargs)
         raise _Reached
 
-    with _recorded(model, family, ids, inputs, cache, known, attention) as found:
+    counting = _instead(model.base_model, _counting(model.base_model, ids, host))
+    with _recorded(model, family, host, inputs, cache, known, attention) as found, counting:
         handle = model.get_decoder().register_forward_pre_hook(at_decoder, with_kwargs=True)
         try:
             with suppress(_Reached):
@@ -80,7 +89,8 @@ def see(
     attention: bool = False,
 ) -> dict[str, Encoded]:
     """Only run (or recall) the vision side: what each encoder made of the inputs, by kind."""
-    with _recorded(model, family, ids, inputs, cache, None, attention, leave=True) as found, suppress(_Reached):
+    host = ids.cpu()
+    with _recorded(model, family, host, inputs, cache, None, attention, leave=True) as found, suppress(_Reached):
         model.base_model(input_ids=ids, **inputs)
     return found
 
@@ -99,7 +109,7 @@ def present(model: Any, family: Family, inputs: dict[str, Any]) -> list[Stream]:
 def _recorded(
     model: Any,
     family: Family,
-    ids: Tensor,
+    host: Tensor,
     inputs: dict[str, Any],
     cache: FeatureCache | None,
     known: dict[str, Encoded] | None,
@@ -109,7 +119,6 @@ def _recorded(
     """Inside, the base model's encoders note what they compute; with `leave` the last one leaves the model."""
     base, given = model.base_model, family.given(inputs)
     streams = present(model, family, inputs)
-    host = ids.cpu()
     found: dict[str, Encoded] = {}
     for stream in streams:
         if given.get(stream.kind) is not None:
@@ -118,24 +127,20 @@ def _recorded(
                 output, family.read(model, stream, output, inputs, runs(host, stream.placeholder))
             )
     waiting = [stream for stream in streams if stream.kind not in found]
-    before = {stream.encoder: base.__dict__.get(stream.encoder) for stream in waiting}
     inside: list[str] = []  # an encoder may call another (Qwen3-VL's of videos calls that of images)
 
     def recording(stream: Stream, compute: Any) -> Any:
-        signature = inspect.signature(compute)
-
         def record(*args: Any, **kwargs: Any) -> Any:
             if inside:
                 return compute(*args, **kwargs)
-            bound = signature.bind_partial(*args, **kwargs).arguments
-            extra = bound.pop("kwargs", {})
+            named = {**dict(zip(_parameters(compute), args)), **kwargs}
             inside.append(stream.kind)
             try:
                 if known is not None:
                     encoded = known[stream.kind]
                 else:
                     places = runs(host, stream.placeholder)
-                    encoded = encode(family, model, stream, compute, {**bound, **extra}, places, cache, attention)
+                    encoded = encode(family, model, stream, compute, named, places, cache, attention)
             finally:
                 inside.pop()
             found[stream.kind] = encoded
@@ -148,16 +153,51 @@ def _recorded(
     if leave and not waiting:
         yield found
         return
-    for stream in waiting:
-        base.__dict__[stream.encoder] = recording(stream, getattr(base, stream.encoder))
-    try:
+    with _instead(base, {one.encoder: recording(one, getattr(base, one.encoder)) for one in waiting}):
         yield found
+
+
+@contextmanager
+def _instead(thing: Any, own: dict[str, Any]) -> Iterator[None]:
+    """Inside, an instance has these attributes of its own."""
+    before = {name: thing.__dict__[name] for name in own if name in thing.__dict__}
+    thing.__dict__.update(own)
+    try:
+        yield
     finally:
-        for name, original in before.items():
-            if original is None:
-                del base.__dict__[name]
-            else:
-                base.__dict__[name] = original
+        for name in own:
+            del thing.__dict__[name]
+        thing.__dict__.update(before)
+
+
+def _counting(base: Any, ids: Tensor, host: Tensor) -> dict[str, Any]:
+    """The base model's `get_placeholder_mask` as one that looks for the placeholders of `ids` in `host`.
+
+    The model's own counts them on the device and compares that with the features, so it waits until the tower is done.
+    """
+    find = getattr(base, "get_placeholder_mask", None)
+    if find is None or _parameters(find)[:2] != ("input_ids", "inputs_embeds"):
+        return {}
+
+    def get_placeholder_mask(input_ids: Any, inputs_embeds: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if input_ids is not ids:
+            return find(input_ids, inputs_embeds, *args, **kwargs)
+        like = torch.empty((), dtype=inputs_embeds.dtype).expand(inputs_embeds.shape)  # says the size and the CPU
+        found = find(host, like, *args, **kwargs)
+        return tree_map_only(Tensor, lambda mask: onto(mask, inputs_embeds.device), found)
+
+    return {"get_placeholder_mask": get_placeholder_mask}
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a function's parameters; those of a method are looked up once."""
+    method = getattr(function, "__func__", None)
+    return tuple(inspect.signature(function).parameters) if method is None else _parameters_of(method)[1:]
+
+
+@lru_cache(maxsize=64)
+def _parameters_of(method: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(method).parameters)
 
 
 def _check(model: Any, reached: dict[str, Any], embeds: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,6 +17,13 @@ class Unit:
     image: int
     columns: Tensor
     vision: Vision
+
+
+def onto(values: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor on a device; a plain copy would wait until the device has done all it was told before."""
+    if device.type in ("cpu", "mps"):
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def runs(ids: Tensor, placeholder: int) -> list[int]:

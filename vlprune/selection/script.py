@@ -45,7 +45,7 @@ def select_script(
     `graph_scores`, `relevance_scores`, the greedy on `query_kernel`, then `fuse`; the features are read once.
     The graph keeps m tokens, or max(m, ρ·n) with fusion "filter", where the greedy then sees only those. The
     greedy runs for m ranks, or for min(2m, n), all that "supplement" can use. With the default, "released", the graph
-    is scored and has no say.
+    would have no say, and is not made.
 
     Args:
         features: (B, n, d), any floating dtype. B may be 0.
@@ -60,7 +60,8 @@ def select_script(
         relevance: (B, n), finite and not negative, in place of the query (a dual encoder's, for instance).
 
     Returns:
-        A `Selection` with kept (B, m), order (B, m or min(2m, n)), redundancy (B, n) and relevance (B, n).
+        A `Selection` with kept (B, m), order (B, m or min(2m, n)), relevance (B, n) and, where there is a graph,
+        redundancy (B, n).
 
     >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 0.5]]])
     >>> select_script(tokens, torch.tensor([[[1.0, 0.5]]]), 2).kept.tolist()
@@ -82,7 +83,7 @@ def select_script(
         check_query(features, query, query_mask, sign)
     elif relevance is not None:
         check_relevance(features, relevance)
-    if isinstance(tau, str):  # each image's own threshold; the rest as below, one by one
+    if isinstance(tau, str) and fusion != "released":  # each image's own threshold; the rest as below, one by one
         scores = graph_scores(features, tau=tau, gamma=gamma, graph=graph)
         if query is not None:
             relevance = relevance_scores(features, query, query_mask=query_mask, sign=sign)
@@ -118,19 +119,19 @@ def select_script(
         elif relevance is not None:
             r = relevance.to(torch.float32)
             require(*conditions, *allowed_relevance(r))
+        weight, diagonal = weigh(length, r, kernel)
+        if fusion == "released":  # the graph has no say
+            order = greedy_units(unit, weight, diagonal, m, 1e-6, None, None, fill, grid)
+            return Selection(kept=order.sort(dim=1).values, order=order, relevance=r)
+        assert not isinstance(tau, str)
         ranks = min(2 * m, n) if fusion == "supplement" else m
         # the greedy's cosines serve the graph too, unless the graph is there to spare the greedy most of them
         cosine = unit @ unit.mT if fusion != "filter" and matrix_for_greedy(n, ranks, unit.device) else None
         scores = redundancy(unit, tau, gamma, graph, cosine)
-        weight, diagonal = weigh(length, r, kernel)
-        if fusion == "released":  # `fuse` would give the same: the graph has no say
-            order = greedy_units(unit, weight, diagonal, ranks, 1e-6, None, cosine, fill, grid)
-            kept = order.sort(dim=1).values
-        else:
-            survivors = least(scores, max(m, int(rho * n + 0.5)) if fusion == "filter" else m)
-            candidates = survivors if fusion == "filter" else None
-            order = greedy_units(unit, weight, diagonal, ranks, 1e-6, candidates, cosine, fill, grid)
-            kept = fuse(order, survivors, m, rule=fusion)
+        survivors = least(scores, max(m, int(rho * n + 0.5)) if fusion == "filter" else m)
+        candidates = survivors if fusion == "filter" else None
+        order = greedy_units(unit, weight, diagonal, ranks, 1e-6, candidates, cosine, fill, grid)
+        kept = fuse(order, survivors, m, rule=fusion)
     return Selection(kept=kept, order=order, redundancy=scores, relevance=r)
 
 

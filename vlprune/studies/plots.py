@@ -10,23 +10,33 @@ if TYPE_CHECKING:
 
 #: A point: where, how much, and the interval's ends.
 Point = tuple[float, float, float, float]
+LEAST = 0.02  # percent that is missing to 100: less is drawn as this
+MARKS = (90, 80, 50, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0.05, 0.02)
 
 
 def curves(
     lines: Mapping[str, Sequence[Point]], *, flat: Mapping[str, float], x: str, y: str, log: bool = True
 ) -> Figure:
-    """One line with intervals for each name; `flat` are dashed lines across."""
+    """One line with intervals for each name; `flat` are dashed lines across. The values are percentages.
+
+    What is missing to 100 % is drawn on a logarithmic scale: there 99 and 99.9 % are as far apart as 90 and 99 %.
+    """
     import numpy as np
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.5, 5), layout="constrained")
     axes = figure.subplots()
+
+    def missing(value: Any) -> Any:
+        return np.maximum(100 - np.asarray(value), LEAST)
+
     for name, value in flat.items():
-        axes.axhline(value, color="grey", linestyle="--", label=name)
+        axes.axhline(missing(value), color="grey", linestyle="--", label=name)
     colors = colormaps["tab20"](range(20))
     for i, (name, points) in enumerate(lines.items()):
         at, mean, low, high = np.array(sorted(points)).T
+        mean, low, high = missing(mean), missing(low), missing(high)
         style = {"color": "black", "linestyle": ":"} if name == "oracle" else {"color": colors[i % 20]}
         spread = np.abs([mean - low, high - mean])
         marker = "osD^v"[i % 5]
@@ -37,6 +47,11 @@ def curves(
     if log:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
+    axes.set_yscale("log")
+    limits = axes.get_ylim()
+    axes.set_yticks(MARKS, [f"{100 - mark:g}" for mark in MARKS])
+    axes.set_yticks([], minor=True)
+    axes.set_ylim(min(limits[1], 100), max(limits[0], LEAST * 0.8))  # much missing at the bottom
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.25)

@@ -33,9 +33,9 @@ def study(bench: Bench) -> Result:
         "attention": AttentionTopK(keep=keep),
         "relevance": RelevanceTopK(keep=keep),
         "redundancy": GraphOnly(keep=keep),
-        "script": Script(keep=keep),
     }
-    lines = bench.ask(families, note=preference, lenient=True)  # some towers do not show their attention
+    lines = bench.ask(families, note=by_score, lenient=True)  # some towers do not show their attention
+    lines |= bench.ask({"script": Script(keep=keep)}, note=by_order, lenient=True)
     if len(lines) < 2:
         raise UserError(next(f"{name}: {reason}" for name, reason in bench.run.refused.items()))
     agree = {
@@ -58,15 +58,21 @@ def study(bench: Bench) -> Result:
     return Result("Preferences", tables, {"preferences": _figure(bench, lines)}, data)
 
 
-def preference(item: Item, record: Record) -> dict[str, Any]:
-    """What the method would rather keep, a number per token: its score, or its order of choice where it has one."""
-    if record.redundancy is not None and record.order is not None:  # Script, which ranks only what it may need
-        rank = {token: i for i, token in enumerate(record.order.tolist())}
-        kept = set(record.kept.tolist())
-        values = [float(len(rank) - rank[i]) if i in kept and i in rank else 0.0 for i in range(record.before)]
-    else:
-        scores = next(iter(record.scores.values()))
-        values = (-scores if record.redundancy is not None else scores).tolist()
+def by_score(item: Item, record: Record) -> dict[str, Any]:
+    """What the method would rather keep, a number per token: its score."""
+    scores = next(iter(record.scores.values()))
+    return _map(record, (-scores if record.redundancy is not None else scores).tolist())
+
+
+def by_order(item: Item, record: Record) -> dict[str, Any]:
+    """The same for Script, which ranks only what it may need: earlier choices are higher, the rest is 0."""
+    assert record.order is not None
+    rank = {token: i for i, token in enumerate(record.order.tolist())}
+    kept = set(record.kept.tolist())
+    return _map(record, [float(len(rank) - rank[i]) if i in kept else 0.0 for i in range(record.before)])
+
+
+def _map(record: Record, values: list[float]) -> dict[str, Any]:
     return {"map": [round(value, 6) for value in values], "kept": record.kept.tolist(), "grid": list(record.grid)}
 
 

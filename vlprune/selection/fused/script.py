@@ -138,21 +138,24 @@ def _select_script(
     elif query is not None:
         table = measure(x, word, pooled=_pooled(query, query_mask, word), sign=sign, kind=kernel)
         r = table[3]
+    if fusion == "released":  # the graph has no say
+        order, place, at = _choose(x, table, m, 1e-6, None, fill, rest)
+        return Selection(kept=rank.fuse(place, m, None, at), order=order, relevance=r)
     if fusion == "filter":
         scores = _redundancy(x, table, tau, gamma, graph)
         candidates = rank.survivors(rank.rank(scores), max(m, int(rho * n + 0.5)))
         order, place, at = _choose(x, table, m, 1e-6, candidates, fill, rest)
         return Selection(kept=rank.fuse(place, m, None, at), order=order, redundancy=scores, relevance=r)
-    ranks = min(2 * m, n) if fusion == "supplement" else m
+    ranks = min(2 * m, n)
     exact = x.shape[2] <= ranks
     if _worth_a_matrix(x, n, ranks):  # one pass over the cosines serves the graph and the greedy
         matrix, parts = gram(x, table, weighted=True, store=True, graph=graph, tau=tau, exact=exact)
-        order, place = greedy(ranks, kernel=matrix, exact=exact, fill=fill, rest=rest)
+        order, place = greedy(ranks, kernel=matrix, exact=exact)
         scores = _scores(parts, x, tau, gamma, graph, False)
     else:
-        order, place = greedy(ranks, features=(x, table), exact=exact, fill=fill, rest=rest)
+        order, place = greedy(ranks, features=(x, table), exact=exact)
         scores = _redundancy(x, table, tau, gamma, graph)
-    kept = rank.fuse(place, m, rank.rank(scores) if fusion == "supplement" else None, None)
+    kept = rank.fuse(place, m, rank.rank(scores), None)
     return Selection(kept=kept, order=order, redundancy=scores, relevance=r)
 
 
