@@ -2,9 +2,9 @@
 
 Published architectures with random weights in bf16, Script with the papers' budgets, 64 words of text. Both the whole
 and the pruned model run each way: in plain transformers, with their LLM as CUDA graphs (`graphs=True`), and with its
-layers compiled first (`graphs="compile"`). Two ratios: prefill by selection + prefill, each timed alone; and all that
-lies between the visual features and the first logits, host included. Vision is paid either way. The
-floor is the larger of two times: the LLM's weights read once, and its operations, both at rates measured here first.
+layers compiled first (`graphs="compile"`). Two ratios: prefill by selection + prefill, each timed alone; and the time
+to the first token, from the call of `generate` to the first logits, with the vision tower and all that the host does.
+The floor is the larger of two times: the LLM's weights read once, and its operations, at rates measured here first.
 
 Before that, on few layers of LLaVA-1.5-7B: in float32 the answers must be the same each way, and in bf16 each way's
 logits are compared with those of the same weights in float32.
@@ -116,7 +116,7 @@ def measure(name: str, ways, speed, args) -> dict:
     model = one.build(args.device)
     inputs = one.inputs(model, TEXT)
     print(f"\n{name}: {one.visual}, keep={keep}, {TEXT} words; ms")
-    print("                         tokens  prefill  selection  ratio  features to logits  ratio  decode   floor")
+    print("                         tokens  prefill  selection  ratio  first token  ratio  decode   floor")
     rows = []
     for way in ways:
         report = bench(
@@ -129,7 +129,7 @@ def measure(name: str, ways, speed, args) -> dict:
             decode = f"{1e3 * row.decode.median:7.2f}" if row.decode is not None else ""
             print(
                 f"  {WAYS[row.graphs]:22} {row.prompt_tokens:6} {1e3 * row.prefill.median:8.2f} "
-                f"{1e3 * row.selection.median:10.2f} {sums[0] / sums[1]:6.2f} {1e3 * row.first.median:19.2f} "
+                f"{1e3 * row.selection.median:10.2f} {sums[0] / sums[1]:6.2f} {1e3 * row.first.median:12.2f} "
                 f"{whole.first.median / row.first.median:6.2f} {decode:>7} {1e3 * max(limits):7.2f}",
                 flush=True,
             )

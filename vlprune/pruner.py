@@ -42,6 +42,9 @@ from vlprune.query import Questions, check_query, framed
 from vlprune.record import Record
 from vlprune.runtime import with_graphs
 
+#: Inputs that models read number by number, before the tower runs and after it: on the host that takes no waiting.
+READ_BY_HOST = ("image_sizes", "batch_num_images")
+
 
 def attach(
     model: Any,
@@ -83,11 +86,12 @@ def attach(
 @dataclass
 class _Prompt:
     """A shortened prompt: its embeddings (B, S, d), and what the decoder adds at `visual` (B, S) tokens in its first
-    layers, `deep` with one (B, S, d) per layer, empty for most models. `places` (B, L) are the positions that the model
-    gave the whole prompt, None where it left them to the decoder. `plan` is what the decoder's layers drop."""
+    layers, `deep` with one (B, S, d) per layer; for most models that is nothing, and `visual` is None. `places` (B, L)
+    are the positions that the model gave the whole prompt, None where it left them to the decoder. `plan` is what the
+    decoder's layers drop."""
 
     embeds: Tensor
-    visual: Tensor
+    visual: Tensor | None
     deep: list[Tensor]
     places: Tensor | None = None
     plan: Plan | None = None
@@ -96,9 +100,11 @@ class _Prompt:
         """Its columns from `start` to `stop`, each row `copies` times."""
 
         def cut(values: Tensor) -> Tensor:
-            return values[:, start:stop].repeat_interleave(copies, dim=0)
+            part = values[:, start:stop]
+            return part if copies == 1 else part.repeat_interleave(copies, dim=0)
 
-        return _Prompt(cut(self.embeds), cut(self.visual), [cut(layer) for layer in self.deep], plan=self.plan)
+        visual = None if self.visual is None else cut(self.visual)
+        return _Prompt(cut(self.embeds), visual, [cut(layer) for layer in self.deep], plan=self.plan)
 
 
 @dataclass
@@ -143,7 +149,8 @@ class Pruner:
         self.model, self.method, self.processor, self.query = model, method, processor, query
         self.records: list[Record] = []
         self._cache = FeatureCache(cache_bytes)
-        self._placeholders = {stream.placeholder for stream in self.family.streams(model)}
+        self._streams = self.family.streams(model)
+        self._placeholders = {stream.placeholder for stream in self._streams}
         if dual_encoder is not None and not self.family.twin:
             raise ValueError(f"dual_encoder: the tower of family {self.family.name!r} has no text twin; leave it out.")
         self._first, inside = parts(method)
@@ -275,7 +282,7 @@ class Pruner:
         pad = setting(self.model, kwargs, "pad_token_id")
         filler = pad if isinstance(pad, int) else 0
         short = layout.gather(layout.ids)
-        for placeholder in self._placeholders:
+        for placeholder in self._placeholders if layout.fillers else ():
             short = short.masked_fill((layout.mask == 0) & (short == placeholder), filler)
         kwargs["input_ids"] = short
         shift_lengths(self.model, kwargs, layout.after - prompt.shape[1])
@@ -355,10 +362,14 @@ class Pruner:
         tail = ids[:, part.embeds.shape[1] :]
         if tail.shape[1]:
             part.embeds = torch.cat([part.embeds, self.model.get_input_embeddings()(tail)], dim=1)
-            part.visual = F.pad(part.visual, (0, tail.shape[1]))
+            if part.visual is not None:
+                part.visual = F.pad(part.visual, (0, tail.shape[1]))
             part.deep = [F.pad(layer, (0, 0, 0, tail.shape[1])) for layer in part.deep]
         kwargs["input_ids"], kwargs["inputs_embeds"] = None, part.embeds
         self._hand_over(part)
+        even = call.layout is not None and not call.layout.fillers
+        if even and self.positions == "renumbered" and cache is not None and start == 0 and not self._flash:
+            kwargs["attention_mask"] = None  # all ones, and to find that out the model would wait for the device
         if self.positions == "original" and cache is None and kwargs.get("attention_mask") is None:
             kwargs["attention_mask"] = torch.ones_like(ids)  # without a mask, gaps would be read as packed sequences
         return args, kwargs
@@ -401,7 +412,7 @@ class Pruner:
         """Give the decoder what the model's own forward would have given it for its visual tokens, had it seen them."""
         part, self._deep = self._deep, None
         cutting = self._stages is not None and self._stages.open(kwargs, part.deep if part is not None else [])
-        if part is None or cutting:
+        if part is None or part.visual is None or cutting:
             return None
         deep = [layer[part.visual] for layer in part.deep]
         return args, {**kwargs, "visual_pos_masks": part.visual, "deepstack_visual_embeds": deep}
@@ -417,8 +428,13 @@ class Pruner:
 
     # --- what both share ---
 
+    @property
+    def _flash(self) -> bool:
+        """Whether attention is flash attention, which needs the mask to know where a static cache ends."""
+        return "flash" in str(self.model.config.get_text_config()._attn_implementation)
+
     def _has_vision(self, kwargs: dict[str, Any]) -> bool:
-        return bool(present(self.model, self.family, kwargs))
+        return bool(present(self.model, self.family, kwargs, self._streams))
 
     def _position_ids(self, layout: Layout, mask: Tensor, given: Tensor | None, default: Tensor) -> Tensor | None:
         """(B, S) positions to pass on, (4, B, S) on a grid, or None where the model numbers the short prompt itself."""
@@ -426,8 +442,8 @@ class Pruner:
             return layout.on_grid()
         if given is None and self.positions == "renumbered":
             return None
-        attention = str(self.model.config.get_text_config()._attn_implementation)
-        if self.positions == "original" and "flash" in attention:
+        if self.positions == "original" and self._flash:
+            attention = self.model.config.get_text_config()._attn_implementation
             raise ValueError(
                 f"positions='original' leaves gaps, which {attention} reads as packed sequences: use sdpa."
             )
@@ -464,17 +480,15 @@ class Pruner:
             found, begin = self._seen(ids, mask, host, kwargs, start)
             before = {record.row: record.image + 1 for record in records} if begin else {}
             encoded = [
-                (stream.placeholder, found.found[stream.kind])
-                for stream in self.family.streams(self.model)
-                if stream.kind in found.found
+                (stream.placeholder, found.found[stream.kind]) for stream in self._streams if stream.kind in found.found
             ]
-            units = [
-                replace(unit, columns=unit.columns + begin) for unit in find_units(host[:, begin:], encoded, before)
-            ]
-            units = [unit for unit in units if int(unit.columns[0]) >= start]
+            units = find_units(host[:, begin:], encoded, before)
+            if start:
+                units = [replace(unit, columns=unit.columns + begin) for unit in units]
+                units = [unit for unit in units if int(unit.columns[0]) >= start]
             rows = [row[keep].tolist() for row, keep in zip(host, real)]
             ask = self._questions.asker(rows, units, self.query)
-            embeds = F.pad(found.embeds, (0, 0, begin, 0))
+            embeds = F.pad(found.embeds, (0, 0, begin, 0)) if begin else found.embeds
             project = partial(self.family.project, self.model)
             embeds, new = choose(self._first, units, embeds, drop, order, ask, project, self.family.varying)
             found = replace(found, embeds=embeds)
@@ -485,22 +499,23 @@ class Pruner:
         counts = real[:, start:].sum(dim=1).tolist()
         rest = shorten(ids[:, start:], mask[:, start:], drop[:, start:], order[:, start:] - start, lost, counts)
         layout = rest if first is None else joined(first, rest, ids)
-        if first is None and bool(real.all()) and len(set(lost)) == 1:
-            layout = replace(layout, fillers=False)
         self.records = sorted(records, key=lambda record: (record.row, record.image))
-        layout = replace(layout, records=tuple(self.records))
+        grid = None
         if self.positions == "grid":
             grid = self._grid(first, kwargs.get("position_ids"), found, begin, default)
-            layout = replace(layout, grid=grid)
+        even = first is None and bool(real.all()) and len(set(lost)) == 1
+        layout = replace(layout, fillers=layout.fillers and not even, records=tuple(self.records), grid=grid)
         if found is None:
             return layout, None
-        visual = torch.zeros_like(drop)
-        for placeholder in self._placeholders:
-            visual |= ids == placeholder
+        visual = None
+        if found.deep:
+            visual = torch.zeros_like(drop)
+            for placeholder in self._placeholders:
+                visual |= ids == placeholder
+            visual = layout.gather(visual) & (layout.mask != 0)
         deep = [layout.gather(F.pad(layer, (0, 0, begin, 0))) for layer in found.deep or []]
         places = found.positions if begin == 0 else None
         places = places.expand_as(ids) if places is not None and places.ndim == 2 else None
-        visual = layout.gather(visual) & (layout.mask != 0)
         prompt = _Prompt(layout.gather(found.embeds), visual, deep, places)
         if self._stages is not None and units:
             held, depth = first.after if first is not None else 0, len(self._stages.layers)
@@ -525,6 +540,9 @@ class Pruner:
     def _seen(self, ids: Tensor, mask: Tensor, host: Tensor, kwargs: dict[str, Any], start: int) -> tuple[Probe, int]:
         """The prompt's merged embeddings from a column on, and that column: 0, or `start`, where a cache ends."""
         inputs = {name: kwargs[name] for name in self.family.vision_inputs if kwargs.get(name) is not None}
+        for name in READ_BY_HOST:
+            if isinstance(inputs.get(name), Tensor):
+                inputs[name] = inputs[name].cpu()
         known, begin, wanted = None, 0, self._first.needs_attention
         if start:  # the caller may pass all images again, or the new ones alone
             try:
@@ -540,4 +558,5 @@ class Pruner:
             types = kwargs.get("mm_token_type_ids")
             if types is not None:
                 inputs["mm_token_type_ids"] = F.pad(types, (ids.shape[1] - types.shape[1], 0))[:, begin:]
-        return probe(self.model, self.family, ids[:, begin:], inputs, self._cache, known, wanted), begin
+        ids, host = ids[:, begin:], host[:, begin:]
+        return probe(self.model, self.family, ids, inputs, self._cache, known, wanted, host), begin

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from vlprune.models.units import onto
+
 #: Sentences that benchmarks put after the question to shape the answer; they say nothing about the image.
 FORMAT_HINTS = (
     "Answer the question using a single word or phrase.",
@@ -111,7 +113,8 @@ class Questions:
                     "relevance='clip' needs the vision tower's hidden states, which this model did not give."
                 )
             distinct = sorted(set(spoken))
-            text = self._dual.text(distinct).to(view.features.device)[[distinct.index(one) for one in spoken]]
+            at = onto(torch.tensor([distinct.index(one) for one in spoken]), view.features.device)
+            text = self._dual.text(distinct).to(view.features.device)[at]
             return Query(self._dual.image(view.tower), text, self._sign or self._dual.sign, "clip", texts)
         if not all(ids for _, ids in questions):
             raise ValueError("query= needs attach(..., processor=) to turn its text into the LLM's tokens.")
@@ -148,7 +151,7 @@ class Questions:
 
     def _embedded(self, ids: list[int]) -> Tensor:
         weight = self._embed.weight
-        return self._embed(torch.tensor(ids, device=weight.device)).detach()
+        return self._embed(onto(torch.tensor(ids), weight.device)).detach()
 
     def _last_turn(self, ids: list[int]) -> str:
         tokenizer = self._tokenizer
@@ -329,8 +332,8 @@ class DualEncoder:
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad
         device = self.encoder.device
-        ids = torch.tensor([chunk + [pad] * (width - len(chunk)) for chunk in flat], device=device)
-        mask = torch.tensor([[1] * len(chunk) + [0] * (width - len(chunk)) for chunk in flat], device=device)
+        ids = onto(torch.tensor([chunk + [pad] * (width - len(chunk)) for chunk in flat]), device)
+        mask = onto(torch.tensor([[1] * len(chunk) + [0] * (width - len(chunk)) for chunk in flat]), device)
         output = self.encoder.get_text_features(input_ids=ids, attention_mask=None if self._siglip else mask)
         embeds = getattr(output, "pooler_output", output).float()
         parts = embeds.split([len(pieces) for pieces in chunks])
@@ -349,7 +352,7 @@ def clip_text(encoder: Any, ids: list[int]) -> Tensor | None:
     if end not in ids:
         return None
     ids = ids[: ids.index(end) + 1]  # what follows is not seen: attention is causal
-    at = torch.tensor([ids], device=encoder.device)
+    at = onto(torch.tensor([ids]), encoder.device)
     x = tower.embeddings.token_embedding(at) + tower.embeddings.position_embedding.weight[: len(ids)]
     *layers, last = tower.encoder.layers
 

@@ -47,7 +47,9 @@ def test_an_enormous_image(refused, tmp_path):
     assert "too large" in refused("ask", "bomb.png", "what is it?")
 
 
-@pytest.mark.parametrize("keep", ["0", "-3", "0.0", "-0.5", "1.5", "nan", "inf", "many", "", "8~", "~0.1", "8~2", "0~0.1"])
+@pytest.mark.parametrize(
+    "keep", ["0", "-3", "0.0", "-0.5", "1.5", "nan", "inf", "many", "", "8~", "~0.1", "8~2", "0~0.1"]
+)
 def test_keep_that_means_nothing(refused, photo, keep):
     assert f"--keep {keep}" in refused("ask", photo, "what is it?", "--keep", keep)
     assert f"--keep {keep}" in refused("demo", "--keep", keep)

@@ -63,12 +63,17 @@ class Device(TorchDispatchMode):
             made = make(data, **options)
             return made if device is None else made.to(device)
 
-        self._patch = patch.object(torch, "tensor", tensor)
-        self._patch.start()
+        self._patches = [
+            patch.object(torch, "tensor", tensor),
+            patch.object(torch.Tensor, "pin_memory", lambda values: values),  # which only a real device can
+        ]
+        for one in self._patches:
+            one.start()
         return super().__enter__()
 
     def __exit__(self, *error):
-        self._patch.stop()
+        for one in self._patches:
+            one.stop()
         return super().__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -82,12 +87,7 @@ def _done(function: Any, args: Any, kwargs: dict[str, Any], waits: list[tuple[st
     packet = function.overloadpacket
     if _waits(packet, args, kwargs, bool(there)):
         waits.append((str(packet), _caller()))
-    if packet in (aten._to_copy, aten.to) and target is not None:
-        there_now = torch.device(target).type == PLACE.type
-    elif target is not None:
-        there_now = torch.device(target).type == PLACE.type
-    else:
-        there_now = bool(there)
+    there_now = bool(there) if target is None else _is_place(target)
     kwargs = {name: value for name, value in kwargs.items() if name != "device" or not _is_place(value)}
     args, kwargs = tree_map(lambda one: one.values if isinstance(one, There) else one, (args, kwargs))
     if packet is aten._to_copy:
@@ -112,7 +112,7 @@ def _waits(packet: Any, args: Any, kwargs: dict[str, Any], there: bool) -> bool:
     if packet in INDEXES and isinstance(args[0], There):
         found = [index for index in args[1] if isinstance(index, torch.Tensor)]
         return any(index.dtype in (torch.bool, torch.uint8) or not isinstance(index, There) for index in found)
-    if packet is aten._to_copy and kwargs.get("device") is not None:
+    if packet is aten._to_copy and kwargs.get("device") is not None and args[0].numel():
         here, goes = isinstance(args[0], There), _is_place(kwargs["device"])
         return here != goes and not (goes and kwargs.get("non_blocking"))
     if packet is aten.copy_:
@@ -128,7 +128,7 @@ def _caller() -> str:
         for name in ("vlprune", "transformers"):
             if name in parts and "tests" not in parts:
                 inside = "/".join(parts[len(parts) - parts[::-1].index(name) - 1 :])
-                return f"{inside}:{frame.lineno} {frame.name}: {frame.line}"
+                return f"{inside}:{frame.lineno} in {frame.name}: {frame.line}"
     return "elsewhere"
 
 

@@ -33,13 +33,15 @@ TITLES = {
     "vision": "vision ms",
     "selection": "selection ms",
     "prefill": "prefill ms",
-    "faster": "faster",
+    "first": "first token ms",
+    "faster": "first token faster",
     "decode": "decode ms/token",
     "kv_bytes": "KV MiB",
     "peak_bytes": "peak MiB",
 }
 CAPTION = (
-    "Medians and quartiles. faster: the first row's time from the visual features to the first logits, by this row's. "
+    "Medians and quartiles. first token: from the call of generate to the first logits, vision and all preparation "
+    "included, timed on its own, as the other columns wait for the device; faster: the first row's by this row's. "
     "MACs (paper): {paper}. FLOPs (prefill): {flops}. KV: the cache at the end, what its tokens take. "
     "peak: the most memory during generate, above the weights; graphs hold theirs all the time."
 )
@@ -71,8 +73,8 @@ class Spread:
 class Row:
     """One way to answer, measured. Seconds are of one `generate`.
 
-    `first` is from the visual features to the first logits, with all that lies between: merging, selection, shortening,
-    prefill. It is a clock of its own, which does not wait for the device on the way, as that of the parts does.
+    `first` is the time to the first token: from the call of `generate` to the first logits, with all that lies between.
+    It is a clock of its own, which does not wait for the device on the way, as that of the parts does.
 
     `graphs` says how the LLM ran, which is not what was asked for where graphs cannot be had.
     `visual_tokens` and `prompt_tokens` entered the LLM. `flops` are those of the prefill and `macs` the papers' count
@@ -239,33 +241,24 @@ def machine(model: Any) -> dict[str, Any]:
 
 
 class _First:
-    """Seconds from the last encoder's end to the first logits; it waits for the device there and nowhere between."""
+    """Seconds from its beginning to the model's first logits; it waits for the device at these two and not between."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._handles: list[Any] = []
         self._began = self.seconds = 0.0
 
     def __enter__(self) -> _First:
-        model = self._model
-        decoder, self._began = model.get_decoder(), self._now()
-        encoders = [child for child in model.base_model.children() if child is not decoder]
-        self._handles = [encoder.register_forward_hook(self._seen) for encoder in encoders]
-        self._handles.append(model.register_forward_hook(self._answered))
+        self._handle = self._model.register_forward_hook(self._answered)
+        self._began = self._now()
         return self
 
     def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
+        self._handle.remove()
 
     def _now(self) -> float:
         if self._model.device.type != "cpu":
             torch.accelerator.synchronize(self._model.device)
         return time.perf_counter()
-
-    def _seen(self, *_: Any) -> None:
-        if not self.seconds:
-            self._began = self._now()
 
     def _answered(self, *_: Any) -> None:
         if not self.seconds:

@@ -44,16 +44,15 @@ def choose(
     tokens that go, and `places` (B, L), each token's column, where the method re-orders what it keeps. Returns the
     embeddings, changed where the method changes them, and one record per image.
     """
+    budget = Budget.of(method.keep)
+    if budget.adaptive is not None and not method.adapts:
+        raise ValueError(f"keep={budget}: {method.name} keeps a fixed number; script adapts it to the image.")
     records: list[Record] = []
     shapes: dict[Shape, list[Unit]] = {}
     for unit in units:
         shapes.setdefault(unit.vision.shape, []).append(unit)
     for shape, group in shapes.items():
-        sizes = [len(part) for part in shape.parts]
-        budget = Budget.of(method.keep)
-        if budget.adaptive is not None and not method.adapts:
-            raise ValueError(f"keep={budget}: {method.name} keeps a fixed number; script adapts it to the image.")
-        shares = budget.shares(shape.kind, sizes, varying)
+        shares = budget.shares(shape.kind, [len(part) for part in shape.parts], varying)
         one = _Group(method, shape, group, embeds, project)
         one.choose(shares, ask)
         embeds = one.put(embeds, drop, places)
@@ -101,7 +100,7 @@ class _Group:
         with torch.no_grad():
             self.watch.start()
             if isinstance(shares, int):
-                self._call(torch.arange(n, device=device)[None], self.shape.grid, shares, ask)
+                self._call(torch.arange(n, device=device)[None], _grid(self.shape), shares, ask)
             else:
                 alike: dict[tuple[tuple[int, int], int], list[int]] = {}
                 for i, (part, share) in enumerate(zip(self.shape.parts, shares)):
@@ -140,7 +139,7 @@ class _Group:
         )
         self.query = ask(view, [unit.row for unit in self.units for _ in range(parts)])
         method = copy.copy(self.method)  # not replace(): the settings were checked with the budget as it was given
-        if Budget.of(self.method.keep).adaptive is None:
+        if not isinstance(self.method.keep, Budget) or self.method.keep.adaptive is None:
             object.__setattr__(method, "keep", share)
         chosen = method.select(view, self.query)
         expected = (images * parts, share)
@@ -174,11 +173,12 @@ class _Group:
             columns = self.columns[:, self.candidates].repeat_interleave(each, dim=0)
             kept = columns.gather(1, at)
             real: Tensor | slice = slice(None)
+            slots = kept
             if chosen.sizes is not None:
                 sizes = onto(torch.tensor(chosen.sizes), at.device)[:, None]
                 real = torch.arange(at.shape[1], device=at.device) < sizes
+                slots = kept.masked_fill(~real, embeds.shape[1])
             if self.method.reorders:
-                slots = kept if chosen.sizes is None else kept.masked_fill(~real, embeds.shape[1])
                 places[rows[real], kept[real]] = slots.sort(dim=1).values[real]
             if chosen.embeddings is not None:
                 embeds = embeds.index_put((rows[real], kept[real]), chosen.embeddings.to(embeds.dtype)[real])
@@ -189,7 +189,7 @@ class _Group:
         structure = _structure(self.shape, keep.device)
         if structure is None:
             return keep
-        alive = torch.zeros(len(keep), structure.count, dtype=torch.int32, device=keep.device)
+        alive = torch.zeros(len(keep), structure.total, dtype=torch.int32, device=keep.device)
         alive.index_add_(1, structure.of_candidates, self.kept.int())
         stays = structure.always | (alive[:, structure.lines] > 0)
         keep[:, structure.at] = stays
@@ -207,7 +207,7 @@ class _Group:
             kept=kept,
             before=self.shape.n,
             after=self.after[i],
-            grid=self.shape.grid,
+            grid=_grid(self.shape),
             row=unit.row,
             image=unit.image,
             order=None if self.order is None else self.order[i],
@@ -236,7 +236,12 @@ class _Structure(NamedTuple):
     lines: Tensor
     always: Tensor
     of_candidates: Tensor
-    count: int
+    total: int
+
+
+@lru_cache(maxsize=64)
+def _grid(shape: Shape) -> tuple[int, int]:
+    return shape.grid
 
 
 # What depends on the shape alone stays on the device: to copy it there, one has to wait for the device.
@@ -264,5 +269,6 @@ def _structure(shape: Shape, device: torch.device) -> _Structure | None:
     lines = shape.lines[other]
     if not bool((lines >= 0).any()):
         return None
-    found = (other.nonzero()[:, 0], lines.clamp(min=0), lines < 0, shape.lines[shape.candidates].clamp(min=0))
-    return _Structure(*(part.to(device) for part in found), count=int(shape.lines.max()) + 1)
+    of_candidates = shape.lines[shape.candidates].clamp(min=0).to(device)
+    at, line, always = (part.to(device) for part in (other.nonzero()[:, 0], lines.clamp(min=0), lines < 0))
+    return _Structure(at, line, always, of_candidates, int(shape.lines.max()) + 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from vlprune.models.base import Stream, register_family
 from vlprune.models.llava import Llava, Projected
 from vlprune.models.shape import Part, Shape, stacked
+from vlprune.models.units import onto
 
 NEWLINE = -1.0
 
@@ -114,7 +115,7 @@ class Tiled(Projected):
         newline = values.new_zeros(values.shape[2])
         views = values.split([image.views for image in images])
         lying = [packed(model, part, image, newline) for part, image in zip(views, images)]
-        return [part[shape.candidates.to(part.device)] for part, shape in zip(lying, shapes)]
+        return [part[onto(shape.candidates, part.device)] for part, shape in zip(lying, shapes)]
 
 
 class LlavaNext(Tiled):

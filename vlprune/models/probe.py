@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from vlprune.errors import UnsupportedModel
 from vlprune.features import Encoded, FeatureCache, encode
@@ -95,12 +94,12 @@ def see(
     return found
 
 
-def present(model: Any, family: Family, inputs: dict[str, Any]) -> list[Stream]:
-    """The streams that a call brings."""
+def present(model: Any, family: Family, inputs: dict[str, Any], streams: list[Stream] | None = None) -> list[Stream]:
+    """The streams that a call brings, of those that the model takes (`streams`, from a caller that knows them)."""
     given = family.given(inputs)
     return [
         stream
-        for stream in family.streams(model)
+        for stream in (family.streams(model) if streams is None else streams)
         if given.get(stream.kind) is not None or any(inputs.get(name) is not None for name in stream.pixels)
     ]
 
@@ -183,8 +182,8 @@ def _counting(base: Any, ids: Tensor, host: Tensor) -> dict[str, Any]:
         if input_ids is not ids:
             return find(input_ids, inputs_embeds, *args, **kwargs)
         like = torch.empty((), dtype=inputs_embeds.dtype).expand(inputs_embeds.shape)  # says the size and the CPU
-        found = find(host, like, *args, **kwargs)
-        return tree_map_only(Tensor, lambda mask: onto(mask, inputs_embeds.device), found)
+        found, device = find(host, like, *args, **kwargs), inputs_embeds.device
+        return onto(found, device) if isinstance(found, Tensor) else tuple(onto(mask, device) for mask in found)
 
     return {"get_placeholder_mask": get_placeholder_mask}
 
