@@ -65,7 +65,7 @@ def select_script(
 
     >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 0.5]]])
     >>> select_script(tokens, torch.tensor([[[1.0, 0.5]]]), 2).kept.tolist()
-    [[1, 3]]
+    [[0, 3]]
     """
     check_tensor("features", features, "B n d")
     n = features.shape[1]

@@ -35,12 +35,9 @@ class ByBatch(QueryMethod):
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         assert query is not None
-        n = view.n
-        image, text = query.image.flatten(0, 1)[None], query.text.mean(dim=1)
-        unit = torch.nn.functional.normalize(image.float(), dim=-1)[0].view(len(text), n, -1)
-        cosine = (unit @ torch.nn.functional.normalize(text.float(), dim=-1)[:, :, None])[:, :, 0] * query.sign
+        cosine = query.sign * torch.cosine_similarity(query.image.float(), query.text.float(), dim=-1)
         relevance = (cosine - cosine.min()) / (cosine.max() - cosine.min()).clamp(min=1e-6)
-        order = greedy_map_features(view.features, relevance, self.count(n), fill=Script.fill, grid=view.grid)
+        order = greedy_map_features(view.features, relevance, self.count(view.n), fill=Script.fill, grid=view.grid)
         return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
 
 
