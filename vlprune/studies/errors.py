@@ -126,6 +126,6 @@ def _figure(bench: Bench, data: Any) -> Any:
             heights = [found["kinds"][kind][name] for kind in bench.kinds]
             axes.bar(bench.kinds, heights, bottom=base, label=name)
             base = [a + b for a, b in zip(base, heights)]
-        axes.set(title=f"keeping {keep}", ylabel="wrong answers")
+        axes.set(title=f"keeping {keep}", ylabel="wrong answers", ylim=(0, 1.08 * max(*base, 1)))
         axes.legend(fontsize=8)
     return figure

@@ -41,7 +41,7 @@ def curves(
         spread = np.abs([mean - low, high - mean])
         marker = "osD^v"[i % 5]
         axes.errorbar(at, mean, spread, marker=marker, markersize=4, capsize=2, label=name, **style)
-    everywhere = [point[0] for points in lines.values() for point in points]
+    everywhere = [round(point[0]) for points in lines.values() for point in points]
     most = max(map(everywhere.count, everywhere))
     places = sorted({place for place in everywhere if everywhere.count(place) > most / 2})
     if log:
