@@ -103,7 +103,7 @@ def _figure(data: dict[str, Any]) -> Any:
     axes = figure.subplots()
     for keep, found in data.items():
         for name, one in found.items():
-            axes.scatter(one["iou"], 100 * one["accuracy"], s=30)
-            axes.annotate(f"{name}, {keep}", (one["iou"], 100 * one["accuracy"]), fontsize=7)
-    axes.set(xlabel="IoU with the exhaustive graph", ylabel="right answers, %", xlim=(0, 1.25))
+            axes.scatter(one["iou"], 100 * one["accuracy"], s=30, label=f"{name}, {keep}")
+    axes.set(xlabel="IoU with the exhaustive graph", ylabel="right answers, %", xlim=(0, 1.05))
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
