@@ -1,22 +1,19 @@
 """What pruning saves of one answer of the pocket model, on this machine: `python benchmarks/pocket.py [--keep 64]`.
 
 One question about one drawn scene, asked with all 576 visual tokens and with fewer, in turn, so that both see the same
-machine. Prefill is the LLM's first forward; selection is everything between the features and the kept indices. Of that,
-reading is CLIP's part, its text tower above all, and choosing the rest; both also as a share of the prefill with all
-tokens. The ratio that counts is prefill against prefill + selection.
+machine. Prefill is the LLM's first forward; question is CLIP's text tower reading it; selection is everything from its
+output and the tower's features to the kept indices, also as a share of the prefill with all tokens. The last ratio is
+prefill against prefill + question + selection.
 """
 
 import argparse
 import platform
-import statistics
-import time
 
 import torch
 
 from vlprune import Script, attach, pocket
 from vlprune.measure import measure_generate
 from vlprune.pocket.render import images
-from vlprune.query import DualEncoder
 
 
 def main() -> None:
@@ -38,8 +35,7 @@ def main() -> None:
 
     name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
     print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32, medians of {args.repeats}")
-    print("  tokens    vision   reading       choosing       prefill     faster  with selection        KV")
-    spent = timed(DualEncoder, "text"), timed(DualEncoder, "image")
+    print("  tokens    vision  question      selection       prefill     faster  with both          KV")
     whole = measure_generate(model, inputs, **options)
     for keep in [None, *args.keep]:
         run = whole
@@ -49,30 +45,12 @@ def main() -> None:
             with attach(model, method, processor=processor, query=question.text, **clips) as pruner:
                 run = measure_generate(model, inputs, pruner=pruner, **options)
         clock, full = run.latency, whole.latency.prefill
-        reading = sum(statistics.median(times) if times else 0.0 for times in spent)
-        choosing = max(0.0, clock.selection - reading)
-        gain, whole_gain = full / clock.prefill, full / (clock.prefill + clock.selection)
+        gain, all_gain = full / clock.prefill, full / (clock.prefill + clock.question + clock.selection)
         print(
-            f"{run.visual_tokens:>8} {1000 * clock.vision:6.1f} ms {1000 * reading:6.1f} ms {1000 * choosing:6.1f} ms "
-            f"{choosing / full:5.1%} {1000 * clock.prefill:7.1f} ms {gain:9.1f} x {whole_gain:13.1f} x "
-            f"{run.kv_bytes / 2**20:5.2f} MiB"
+            f"{run.visual_tokens:>8} {1000 * clock.vision:6.1f} ms {1000 * clock.question:6.1f} ms "
+            f"{1000 * clock.selection:6.1f} ms {clock.selection / full:5.1%} {1000 * clock.prefill:7.1f} ms "
+            f"{gain:9.1f} x {all_gain:8.1f} x {run.kv_bytes / 2**20:7.2f} MiB"
         )
-        for times in spent:
-            times.clear()
-
-
-def timed(kind: type, name: str) -> list[float]:
-    """Seconds of each call of a method from now on."""
-    plain, times = getattr(kind, name), []
-
-    def call(*args, **kwargs):
-        start = time.perf_counter()
-        result = plain(*args, **kwargs)
-        times.append(time.perf_counter() - start)
-        return result
-
-    setattr(kind, name, call)
-    return times
 
 
 if __name__ == "__main__":

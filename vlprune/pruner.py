@@ -39,7 +39,7 @@ from vlprune.models.probe import Probe, present, probe, see
 from vlprune.models.stages import Stages
 from vlprune.models.units import Unit, find_units
 from vlprune.query import Questions, check_query, framed
-from vlprune.record import Record
+from vlprune.record import Record, Stopwatch
 from vlprune.runtime import with_graphs
 
 #: Inputs that models read number by number, before the tower runs and after it: on the host that takes no waiting.
@@ -155,6 +155,7 @@ class Pruner:
             raise ValueError(f"dual_encoder: the tower of family {self.family.name!r} has no text twin; leave it out.")
         self._first, inside = parts(method)
         self._questions = Questions(model, self._first, processor, self._placeholders, dual_encoder)
+        self._reading: Stopwatch | None = None
         self._call: _Call | None = None
         self._made: Layout | None = None
         self._deep: _Prompt | None = None
@@ -171,6 +172,11 @@ class Pruner:
             *(self._stages.hooks() if self._stages is not None else []),
         ]
         model.__dict__["generate"] = self._wrapped(model.generate)
+
+    @property
+    def reading(self) -> float:
+        """Seconds spent on embedding the questions of the most recent call that had images."""
+        return self._reading.seconds if self._reading is not None else 0.0
 
     @property
     def last(self) -> Record:
@@ -477,6 +483,10 @@ class Pruner:
         units: list[Unit] = []
         new: list[Record] = []
         if self._has_vision(kwargs):
+            rows = [row[keep].tolist() for row, keep in zip(host, real)]
+            shown = torch.isin(host[:, start:], torch.tensor(sorted(self._placeholders))).any(dim=1)
+            ask = self._questions.asker(rows, shown.nonzero()[:, 0].tolist(), self.query)
+            self._reading = ask.reading
             found, begin = self._seen(ids, mask, host, kwargs, start)
             before = {record.row: record.image + 1 for record in records} if begin else {}
             encoded = [
@@ -486,8 +496,6 @@ class Pruner:
             if start:
                 units = [replace(unit, columns=unit.columns + begin) for unit in units]
                 units = [unit for unit in units if int(unit.columns[0]) >= start]
-            rows = [row[keep].tolist() for row, keep in zip(host, real)]
-            ask = self._questions.asker(rows, units, self.query)
             embeds = F.pad(found.embeds, (0, 0, begin, 0)) if begin else found.embeds
             project = partial(self.family.project, self.model)
             embeds, new = choose(self._first, units, embeds, drop, order, ask, project, self.family.varying)

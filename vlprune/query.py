@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from vlprune.models.units import onto
+from vlprune.record import Stopwatch
 
 #: Sentences that benchmarks put after the question to shape the answer; they say nothing about the image.
 FORMAT_HINTS = (
@@ -93,34 +94,33 @@ class Questions:
         self._source = "clip" if self._dual is not None and wants != "llm" else "llm"
 
     def asker(
-        self, rows: list[list[int]], units: Iterable[Any], query: "str | Sequence[str | None] | None"
-    ) -> "Callable[[Any, list[int]], Query | None]":
-        """A function (view, rows of its images) -> their `Query`, or None if the method needs none."""
-        if not self._needed:
-            return lambda view, at: None
-        found = self.find(rows, sorted({unit.row for unit in units}), query)
-        return lambda view, at: self._query(view, [found[row] for row in at])
+        self, rows: list[list[int]], wanted: Iterable[int], query: "str | Sequence[str | None] | None"
+    ) -> "Asker":
+        """What gives the images of a view their questions, for the `wanted` rows, which have images.
 
-    def _query(self, view: Any, questions: "list[tuple[str | None, list[int]]]") -> Query:
-        texts = tuple(text for text, _ in questions)
-        if self._source == "clip":
-            assert self._dual is not None
-            spoken = [text for text in texts if text]
+        The questions are embedded here, so that it can be done before the vision tower's results are waited for.
+        """
+        found = self.find(rows, wanted, query) if self._needed else {}
+        texts = {row: text for row, (text, _) in found.items()}
+        watch = Stopwatch(self._embed.weight.device)
+        watch.start()
+        if self._source == "llm":
+            if not all(ids for _, ids in found.values()):
+                raise ValueError("query= needs attach(..., processor=) to turn its text into the LLM's tokens.")
+            tokens = {row: self._embedded(ids) for row, (_, ids) in found.items()}
+            means = {row: token.float().mean(dim=0, keepdim=True) for row, token in tokens.items()}
+        else:
+            spoken = [text for text in texts.values() if text]
             if len(spoken) != len(texts):
                 raise ValueError("relevance='clip' needs the question's text: pass query= or attach(..., processor=).")
-            if view.tower is None:
-                raise ValueError(
-                    "relevance='clip' needs the vision tower's hidden states, which this model did not give."
-                )
-            distinct = sorted(set(spoken))
-            at = onto(torch.tensor([distinct.index(one) for one in spoken]), view.features.device)
-            text = self._dual.text(distinct).to(view.features.device)[at]
-            return Query(self._dual.image(view.tower), text, self._sign or self._dual.sign, "clip", texts)
-        if not all(ids for _, ids in questions):
-            raise ValueError("query= needs attach(..., processor=) to turn its text into the LLM's tokens.")
-        tokens = tuple(self._embedded(ids).to(view.features.device) for _, ids in questions)
-        text = torch.stack([token.float().mean(dim=0, keepdim=True) for token in tokens])
-        return Query(view.features, text, self._sign or 1, "llm", texts, tokens)
+            tokens, distinct = {}, sorted(set(spoken))
+            assert self._dual is not None
+            embeds = dict(zip(distinct, self._dual.text(distinct))) if distinct else {}
+            means = {row: embeds[text] for row, text in texts.items() if text}
+        watch.stop()
+        return Asker(
+            self._needed, self._dual if self._source == "clip" else None, self._sign, texts, means, tokens, watch
+        )
 
     def find(
         self, rows: list[list[int]], wanted: Iterable[int], query: "str | Sequence[str | None] | None"
@@ -171,6 +171,37 @@ class Questions:
                 )
         last = max((i for i, token in enumerate(ids) if token in self._placeholders), default=-1)
         return clean(tokenizer.decode(ids[last + 1 :], skip_special_tokens=True), special)
+
+
+@dataclass(frozen=True)
+class Asker:
+    """The embedded questions of a call, by row: means (1, c), and tokens (l, d) where the space is the LLM's own.
+
+    `reading` is the time it took to embed them.
+    """
+
+    needed: bool
+    dual: "DualEncoder | None"
+    sign: int | None
+    texts: "dict[int, str | None]"
+    means: dict[int, Tensor]
+    tokens: dict[int, Tensor]
+    reading: Stopwatch
+
+    def __call__(self, view: Any, rows: list[int]) -> Query | None:
+        """The questions for a view's images, which lie in these rows; None where the method needs none."""
+        if not self.needed:
+            return None
+        if self.dual is not None and view.tower is None:
+            raise ValueError("relevance='clip' needs the vision tower's hidden states, which this model did not give.")
+        device = view.features.device
+        means = [self.means[row].to(device) for row in rows]
+        text = torch.stack(means) if len(means) > 1 else means[0][None]
+        texts = tuple(self.texts[row] for row in rows)
+        if self.dual is not None:
+            return Query(self.dual.image(view.tower), text, self.sign or self.dual.sign, "clip", texts)
+        tokens = tuple(self.tokens[row].to(device) for row in rows)
+        return Query(view.features, text, self.sign or 1, "llm", texts, tokens)
 
 
 def framed(processor: Any, image: Any, questions: Sequence[str]) -> Any:

@@ -97,7 +97,7 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on choosing: the query's embedding, the scores and the selection."""
+        """Seconds spent on choosing, from the features and the question's embedding to the kept tokens."""
         return self.stopwatch.seconds if self.stopwatch is not None else 0.0
 
     @property

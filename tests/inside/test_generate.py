@@ -8,8 +8,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import AttentionInterface, AttentionMaskInterface, CompileConfig, DynamicCache, StaticCache
-from transformers.masking_utils import flash_attention_mask
+from transformers import CompileConfig, DynamicCache, StaticCache
 
 from vlprune import Budget, FastV, PyramidDrop, SparseVLM, SparseVLMPlus, UnsupportedModel, attach
 
@@ -193,44 +192,6 @@ def test_eager_and_sdpa(case, model, name):
     for one in (out, static):
         assert torch.equal(new_tokens(one, batch), answers)
         close(one.logits, logits)
-
-
-def flash_in_plain_torch(module, query, key, value, mask, scaling=None, position_ids=None, **kwargs):
-    """What flash attention takes and gives: a mask (rows, columns) or none, and no weights; it refuses gaps."""
-    assert not kwargs.get("output_attentions")
-    (rows, _, size, _), groups = query.shape, module.num_key_value_groups
-    if mask is None:
-        mask = torch.ones(rows, key.shape[2], dtype=torch.bool)
-        if position_ids is not None and rows == 1 and size > 1:
-            assert position_ids.shape[-1] == size
-            assert (position_ids.diff() == 1).all(), "these would be read as packed sequences"
-    assert mask.ndim == 2
-    width = mask.shape[1]  # of a static cache, what is filled
-    key, value = (part[:, :, :width].repeat_interleave(groups, dim=1) for part in (key, value))
-    causal = torch.ones(size, width, dtype=torch.bool).tril(width - size)
-    logits = query @ key.transpose(-1, -2) * scaling
-    logits = logits.masked_fill(~(causal & mask[:, None, None].bool()), -torch.inf)
-    out = logits.softmax(-1).nan_to_num(0) @ value
-    return out.transpose(1, 2), None
-
-
-@over_cases
-@over_methods
-def test_as_flash_attention_is_called(case, model, name):
-    AttentionInterface.register("flash_in_plain_torch", flash_in_plain_torch)
-    AttentionMaskInterface.register("flash_in_plain_torch", flash_attention_mask)
-    model.set_attn_implementation({"text_config": "flash_in_plain_torch"})
-    assert model.get_decoder().config._attn_implementation == "flash_in_plain_torch"
-    try:
-        for layout, options in (("single", {}), ("ragged", {}), ("ragged", {"cache_implementation": "static"})):
-            batch = case.batch(case.samples(layout))
-            answers, logits, _ = known(case, layout, name)
-            with attach(model, METHODS[name][0]):
-                out = model.generate(**batch, **GREEDY, **TOLD, **options)
-            assert torch.equal(new_tokens(out, batch), answers)
-            close(out.logits, logits)
-    finally:
-        model.set_attn_implementation({"text_config": "sdpa"})
 
 
 @on_llava

@@ -124,6 +124,7 @@ def made(method, seconds, selection=0.0):
         2 * 10**12,
         spread,
         chosen,
+        chosen,
         spread,
         Spread(first, first, first),
         None,

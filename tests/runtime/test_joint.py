@@ -37,7 +37,7 @@ def test_same_values(qwen, device):
         without = qwen(inputs_embeds=x).last_hidden_state
         projections = Projections(qwen)
         assert torch.equal(qwen(inputs_embeds=x).last_hidden_state, without)
-        with projections.joined(short=False):
+        with projections.joined(short=False, compiled=True):
             assert parts(qwen) == 2 * sum(map(len, GROUPS))
             torch.testing.assert_close(qwen(inputs_embeds=x).last_hidden_state, without)
     assert parts(qwen) == 0

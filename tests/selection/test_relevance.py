@@ -42,8 +42,8 @@ def test_both_ways_give_the_same(seed, n, d, sign):
     x, q = torch.randn(3, n, d, generator=g), torch.randn(3, 1, d, generator=g)
     x[0, : n // 3] = 0.0
     x[1] = x[1, :1]
-    unit, direction = unit_vectors(x)[0], unit_vectors(q)[0]
-    got, want = relevance_on_host(unit, direction, sign), relevance_on_device(unit, direction, sign)
+    (unit, length), direction = unit_vectors(x), unit_vectors(q)[0]
+    got, want = relevance_on_host(x, length, q, sign), relevance_on_device(x, length, q, sign)
     assert got.dtype == want.dtype
     span = (unit * direction).sum(2, dtype=torch.float64)
     span = (span.amax(1) - span.amin(1)).clamp(min=2e-6)  # what scaling magnifies

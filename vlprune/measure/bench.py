@@ -31,6 +31,7 @@ TITLES = {
     "macs": "MACs (paper)",
     "flops": "FLOPs (prefill)",
     "vision": "vision ms",
+    "question": "question ms",
     "selection": "selection ms",
     "prefill": "prefill ms",
     "first": "first token ms",
@@ -40,7 +41,8 @@ TITLES = {
     "peak_bytes": "peak MiB",
 }
 CAPTION = (
-    "Medians and quartiles. first token: from the call of generate to the first logits, vision and all preparation "
+    "Medians and quartiles. question: its embedding; selection: from features and question to the kept tokens. "
+    "first token: from the call of generate to the first logits, vision and all preparation "
     "included, timed on its own, as the other columns wait for the device; faster: the first row's by this row's. "
     "MACs (paper): {paper}. FLOPs (prefill): {flops}. KV: the cache at the end, what its tokens take. "
     "peak: the most memory during generate, above the weights; graphs hold theirs all the time."
@@ -89,6 +91,7 @@ class Row:
     flops: int | None
     macs: int | None
     vision: Spread
+    question: Spread
     selection: Spread
     prefill: Spread
     first: Spread
@@ -150,7 +153,7 @@ def _cell(name: str, row: Row, whole: Row) -> str:
     if name == "faster":
         return f"{whole.first.median / row.first.median:.2f}×" if row is not whole and row.first.median else ""
     value = getattr(row, name)
-    if value is None or (name == "selection" and row is whole):
+    if value is None or (name in ("question", "selection") and row is whole):
         return ""
     if isinstance(value, Spread):
         middle, low, high = (_milliseconds(part) for part in (value.median, value.low, value.high))
@@ -308,6 +311,7 @@ class _Measure:
             flops=flops,
             macs=macs,
             vision=Spread.of([one.vision for one in times]),
+            question=Spread.of([one.question for one in times]),
             selection=Spread.of([one.selection for one in times]),
             prefill=Spread.of([one.prefill for one in times]),
             first=Spread.of(firsts),

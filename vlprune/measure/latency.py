@@ -13,7 +13,8 @@ import torch
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds. `vision`: tower and projector. `selection`: from the question's embedding to the chosen indices.
+    """Seconds. `question`: its embedding. `vision`: tower and projector. `selection`: from these two to the chosen
+    indices.
 
     `prefill`: the LLM's first forward. `decode`: from there to the end. `rest`: what is left of the call (preparing it,
     merging and shortening the prompt).
@@ -22,6 +23,7 @@ class Latency:
     6.75
     """
 
+    question: float = 0.0
     vision: float = 0.0
     selection: float = 0.0
     prefill: float = 0.0
@@ -30,7 +32,7 @@ class Latency:
 
     @property
     def total(self) -> float:
-        return self.vision + self.selection + self.prefill + self.decode + self.rest
+        return self.question + self.vision + self.selection + self.prefill + self.decode + self.rest
 
     @staticmethod
     def median(runs: Sequence[Latency]) -> Latency:
@@ -47,7 +49,7 @@ class Latency:
 class Clock:
     """Times one `model.generate` inside its `with`; hooks see the phases go by, and are gone afterwards.
 
-    `pruner` is the one attached to the model, if any: the seconds of selection are read from its records. On a GPU the
+    `pruner` is the one attached to the model, if any: it knows the seconds of question and selection. On a GPU the
     marks wait for the device, five times a call; decoding steps are not slowed. `prompt` is then (rows, tokens) of what
     entered the LLM.
 
@@ -92,11 +94,12 @@ class Clock:
         if self._first is None:
             raise RuntimeError("nothing ran inside the clock: call model.generate(...) in its with.")
         records = self._pruner.records if self._pruner is not None else []
+        question = self._pruner.reading if self._pruner is not None else 0.0
         selection = sum(record.seconds for record in records)
         prefill, decode = self._first - self._entered, ended - self._first
-        known = self._vision + selection + prefill + decode
+        known = question + self._vision + selection + prefill + decode
         rest = max(0.0, ended - self._began - known)
-        self.latency = Latency(self._vision, selection, prefill, decode, rest)
+        self.latency = Latency(question, self._vision, selection, prefill, decode, rest)
 
     def _now(self) -> float:
         device = self._model.device

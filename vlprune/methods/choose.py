@@ -97,23 +97,27 @@ class _Group:
     def choose(self, shares: int | list[int], ask: Ask) -> None:
         """Call the method on whole images, or on all their parts of one size at a time."""
         n, device = self.shape.n, self.kept.device
+        calls: list[tuple[Tensor, tuple[int, int], int, list[int] | None]] = []
+        if isinstance(shares, int):
+            calls.append((_every(n, device), _grid(self.shape), shares, None))
+        else:
+            alike: dict[tuple[tuple[int, int], int], list[int]] = {}
+            for i, (part, share) in enumerate(zip(self.shape.parts, shares)):
+                alike.setdefault((part.grid, share), []).append(i)
+            for (grid, share), parts in alike.items():
+                calls.append((_tokens(self.shape, tuple(parts), device), grid, share, parts))
         with torch.no_grad():
             self.watch.start()
-            if isinstance(shares, int):
-                self._call(torch.arange(n, device=device)[None], _grid(self.shape), shares, ask)
-            else:
-                alike: dict[tuple[tuple[int, int], int], list[int]] = {}
-                for i, (part, share) in enumerate(zip(self.shape.parts, shares)):
-                    alike.setdefault((part.grid, share), []).append(i)
-                for (grid, share), parts in alike.items():
-                    self._call(_tokens(self.shape, tuple(parts), device), grid, share, ask, parts)
+            chosen = [self._call(*call, ask) for call in calls]
             self.watch.stop()
+            for (tokens, *_), one in zip(calls, chosen):
+                self._note(tokens, one)
 
     def _call(
-        self, tokens: Tensor, grid: tuple[int, int], share: int, ask: Ask, numbers: list[int] | None = None
-    ) -> None:
+        self, tokens: Tensor, grid: tuple[int, int], share: int, numbers: list[int] | None, ask: Ask
+    ) -> Selection:
         """The method on the parts `tokens` (P, p), of these numbers, of every image; or on the whole of it."""
-        images, (parts, size) = len(self.units), tokens.shape
+        parts, size = tokens.shape
         whole = size == self.shape.n  # then the order of choice is the image's own
 
         def of_parts(values: Tensor | None) -> Tensor | None:
@@ -142,10 +146,18 @@ class _Group:
         if not isinstance(self.method.keep, Budget) or self.method.keep.adaptive is None:
             object.__setattr__(method, "keep", share)
         chosen = method.select(view, self.query)
-        expected = (images * parts, share)
+        expected = (len(self.units) * parts, share)
         if not isinstance(chosen, Selection) or (chosen.sizes is None and tuple(chosen.kept.shape) != expected):
             raise TypeError(f"method {self.method.name!r} must return a Selection with kept of shape {expected}.")
-        at = tokens.repeat(images, 1).gather(1, chosen.kept)  # (U * P, m), numbers among the image's candidates
+        return chosen
+
+    def _note(self, tokens: Tensor, chosen: Selection) -> None:
+        """What was chosen among the parts `tokens` (P, p) of every image."""
+        images, (parts, size) = len(self.units), tokens.shape
+        whole = size == self.shape.n
+        at = chosen.kept  # (U * P, m), numbers among the image's candidates
+        if not whole:
+            at = tokens.repeat(images, 1).gather(1, at)
         self.kept.scatter_(1, at.view(images, -1), True)
         sizes = chosen.sizes or (chosen.kept.shape[1],) * len(at)
         for i, count in enumerate(sizes):
@@ -154,10 +166,14 @@ class _Group:
             self.order, self.gains = chosen.order, chosen.gains
         for name in SCORES:
             values = getattr(chosen, name)
-            if values is not None:
-                if name not in self.scores:
-                    self.scores[name] = values.new_zeros(images, self.shape.n)
-                self.scores[name][:, tokens.flatten()] = values.reshape(images, -1)
+            if values is None:
+                continue
+            if whole:
+                self.scores[name] = values
+                continue
+            if name not in self.scores:
+                self.scores[name] = values.new_zeros(images, self.shape.n)
+            self.scores[name][:, tokens.flatten()] = values.reshape(images, -1)
         if chosen.embeddings is not None or self.method.reorders:
             self.changes.append((at, chosen))
 
@@ -249,6 +265,12 @@ def _grid(shape: Shape) -> tuple[int, int]:
 @torch.inference_mode(False)
 def _candidates(shape: Shape, device: torch.device) -> Tensor:
     return shape.candidates.to(device)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _every(n: int, device: torch.device) -> Tensor:
+    return torch.arange(n, device=device)[None]
 
 
 @lru_cache(maxsize=64)

@@ -38,11 +38,15 @@ def usable(attention: Any, weight: Tensor) -> bool:
     """Whether `Attention` can stand in for it."""
     if type(attention).__name__ not in PLAIN or getattr(attention, "sliding_window", None) is not None:
         return False
+    return has_kernels(weight) and (weight.device.type == "cpu" or attention.head_dim in (64, 128))
+
+
+def has_kernels(weight: Tensor) -> bool:
+    """Whether there are kernels for weights of this kind, or, on a CPU, what they do in torch."""
     if weight.device.type != "cuda":
         return weight.device.type == "cpu"
     return (
         weight.dtype in (torch.bfloat16, torch.float16)
-        and attention.head_dim in (64, 128)
         and torch.cuda.get_device_capability(weight.device) >= (8, 0)
         and importlib.util.find_spec("triton") is not None
     )

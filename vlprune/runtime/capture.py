@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -106,16 +106,34 @@ def _call(kind: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return kind(*args, **kwargs)
 
 
-def stamp(module: nn.Module) -> Hashable:
-    """Changes when a weight moves: graphs read the weights where they were (and see what is written there)."""
-    return hash(tuple(weight.data_ptr() for weight in module.parameters()))
+class Inspected(NamedTuple):
+    """`stamp` changes when a weight moves: graphs read the weights where they were (and see what is written there).
+    `hooked`: somebody else than transformers (which collects outputs so) has hooks inside, which a replay passes by."""
+
+    stamp: Hashable
+    hooked: bool
 
 
-def hooked(module: nn.Module) -> bool:
-    """Whether somebody else than transformers (which collects outputs so) has hooks inside: a replay passes them by."""
-    return any(
-        not str(getattr(hook, "__module__", "")).startswith("transformers.")
-        for part in module.modules()
-        if part is not module
-        for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-    )
+def inspect(module: nn.Module) -> Inspected:
+    """What a replay depends on, in one walk: it is taken before each of them, and `nn.Module`'s own are slow.
+
+    >>> layer = nn.Sequential(nn.Linear(2, 2))
+    >>> before = inspect(layer)
+    >>> layer[0].weight = nn.Parameter(torch.ones(2, 2))
+    >>> inspect(layer).stamp == before.stamp, inspect(layer).hooked
+    (False, False)
+    """
+    places: list[int] = []
+    hooked, parts, seen = False, [module], {module}
+    for part in parts:  # which grows
+        for child in part._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                parts.append(child)
+        for weight in part._parameters.values():
+            if weight is not None:
+                places.append(weight.data_ptr())
+        if (part._forward_hooks or part._forward_pre_hooks) and part is not module:
+            hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+            hooked |= any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
+    return Inspected(hash(tuple(places)), hooked)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vlprune.runtime.capture import Capture, Compiled, CudaGraphs, hooked, stamp
+from vlprune.runtime.capture import Capture, Compiled, CudaGraphs, inspect
 from vlprune.runtime.joint import Projections
 from vlprune.runtime.session import Session, capacity
 from vlprune.runtime.tower import tower_forward, towers
@@ -106,10 +106,11 @@ class Graphed:
         max_cache_length: int,
     ) -> Any:
         """In place of transformers' own: the cache for this call of `generate`."""
-        reason = self._reason(generation_config, model_kwargs, generation_mode)
+        found = inspect(self._decoder)
+        reason = self._reason(generation_config, model_kwargs, generation_mode, found.hooked)
         if reason is None:
             batch = batch_size * (generation_config.num_return_sequences or 1)
-            self._live = self._session(batch, capacity(max_cache_length))
+            self._live = self._session(batch, capacity(max_cache_length), found.stamp)
             model_kwargs["past_key_values"] = self._live.open()
             return None
         self._say(reason)
@@ -136,13 +137,13 @@ class Graphed:
         forward.graphed = self  # type: ignore[attr-defined]
         return forward
 
-    def _session(self, batch: int, slots: int) -> Session:
+    def _session(self, batch: int, slots: int, weights: Hashable) -> Session:
         device = self._model.device
-        if self._weights != stamp(self._decoder):
+        if self._weights != weights:
             self._sessions.clear()
             with torch.inference_mode(False):
                 self._projections = Projections(self._decoder)
-            self._weights = stamp(self._decoder)
+            self._weights = inspect(self._decoder).stamp  # they have been moved side by side
         key = (batch, slots)
         if key not in self._sessions:
             while len(self._sessions) >= SESSIONS:
@@ -166,7 +167,7 @@ class Graphed:
 
     # --- what is covered ---
 
-    def _reason(self, config: Any, kwargs: dict[str, Any], mode: Any) -> str | None:
+    def _reason(self, config: Any, kwargs: dict[str, Any], mode: Any, hooked: bool) -> str | None:
         """Why this call must run without graphs, None if it need not."""
         text, device = self._decoder.config, self._model.device
         named = str(getattr(mode, "value", mode))
@@ -195,7 +196,7 @@ class Graphed:
                 len(set((getattr(self._model, "hf_device_map", None) or {}).values())) > 1,
                 "the model is on many devices",
             ),
-            (hooked(self._decoder), "something hooks into the decoder's layers, as methods that prune there do"),
+            (hooked, "something hooks into the decoder's layers, as methods that prune there do"),
         )
         return next((reason for applies, reason in checks if applies), None)
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlprune.runtime.attend import Attention, usable
+from vlprune.runtime.between import Gated, Norm, plain_mlp, plain_norm
 
 #: Children of a module that its forward calls on the same input, in the order of the calls.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -63,21 +64,34 @@ class Projections:
     def __init__(self, decoder: nn.Module) -> None:
         self._parts: list[tuple[nn.Module, str, nn.Module]] = []
         self._short: list[tuple[nn.Module, str, nn.Module]] = []
+        self._between: list[tuple[nn.Module, str, nn.Module]] = []
         for path, parent in list(decoder.named_modules()):
+            above, _, own = path.rpartition(".")
+            holder = decoder.get_submodule(above)
+            if plain_norm(parent):
+                self._between.append((holder, own, Norm(parent)))
             for names in GROUPS:
                 layers = [getattr(parent, name, None) for name in names]
                 if _plain(layers):
                     joint = Joint(layers)
                     self._parts += [(parent, name, Part(joint, i)) for i, name in enumerate(names)]
                     if usable(parent, joint.weight):
-                        holder, _, name = path.rpartition(".")
-                        self._short.append((decoder.get_submodule(holder), name, Attention(parent, joint)))
+                        self._short.append((holder, own, Attention(parent, joint)))
+                    if plain_mlp(parent, joint.weight):
+                        self._between.append((holder, own, Gated(parent, joint)))
 
     @contextmanager
-    def joined(self, short: bool) -> Iterator[None]:
-        """`short`: a prompt of at most `vlprune.runtime.attend.LONGEST` tokens is read, without padding."""
+    def joined(self, short: bool, compiled: bool) -> Iterator[None]:
+        """`short`: a prompt of at most `vlprune.runtime.attend.LONGEST` tokens is read, without padding.
+
+        `compiled`: a compiler makes what lies between the products.
+        """
         with ExitStack() as stack:
-            for parent, name, part in self._parts + (self._short if short else []):
+            for parent, name, part in (
+                *self._parts,
+                *(self._short if short else ()),
+                *(() if compiled else self._between),
+            ):
                 stack.callback(parent._modules.__setitem__, name, parent._modules[name])
                 parent._modules[name] = part
             yield

@@ -1,9 +1,10 @@
-"""What `vlprune.runtime.attend` runs on a GPU, in Triton."""
+"""What `vlprune.runtime.attend` and `vlprune.runtime.between` run on a GPU, in Triton."""
 
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -75,4 +76,45 @@ def launch(product: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tens
         product, cos, sin, keys, values, out, n, width, turn, slots, scale * 1.4426950408889634,
         HEADS=heads, FEW=few, D=d, ROWS=rows, COLUMNS=64, num_warps=warps, num_stages=2,
     )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _norm(X, WEIGHT, OUT, d, eps, BLOCK: tl.constexpr):
+    """One row."""
+    row = tl.program_id(0).to(tl.int64) * d
+    at = tl.arange(0, BLOCK)
+    there = at < d
+    x = tl.load(X + row + at, there, 0.0).to(tl.float32)
+    weight = tl.load(WEIGHT + at, there, 0.0)
+    x *= tl.rsqrt(tl.sum(x * x, 0) / d + eps)
+    x = x.to(OUT.dtype.element_ty).to(tl.float32) * weight.to(tl.float32)
+    tl.store(OUT + row + at, x.to(OUT.dtype.element_ty), there)
+
+
+def launch_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = x.contiguous()
+    d = x.shape[-1]
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(d)
+    _norm[(x.numel() // d,)](x, weight, out, d, eps, BLOCK=block, num_warps=4 if block <= 2048 else 8)
+    return out
+
+
+@triton.jit
+def _gate(PRODUCT, OUT, width, BLOCK: tl.constexpr):
+    """A stretch of one row."""
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = at < width
+    gate = tl.load(PRODUCT + 2 * row * width + at, there, 0.0).to(tl.float32)
+    up = tl.load(PRODUCT + (2 * row + 1) * width + at, there, 0.0).to(tl.float32)
+    gate = (gate / (1.0 + tl.exp(-gate))).to(OUT.dtype.element_ty).to(tl.float32)
+    tl.store(OUT + row * width + at, (gate * up).to(OUT.dtype.element_ty), there)
+
+
+def launch_gate(product: Tensor) -> Tensor:
+    product = product.contiguous()
+    width = product.shape[-1] // 2
+    out = product.new_empty(*product.shape[:-1], width)
+    _gate[(out.numel() // width, triton.cdiv(width, 2048))](product, out, width, BLOCK=2048, num_warps=4)
     return out

@@ -152,7 +152,8 @@ class Session:
         ready = all(layer.is_initialized for layer in self.cache.layers)
         short = ready and first and not padded and step.embeds.shape[1] <= LONGEST
         compiled = self._compiled.layers(self.cache) if self._compiled is not None and ready else nullcontext()
-        with self._projections.joined(short), compiled, writing(self.cache, FILL if first else STEP, self._config):
+        joined = self._projections.joined(short, self._compiled is not None)
+        with joined, compiled, writing(self.cache, FILL if first else STEP, self._config):
             output = self._plain(
                 inputs_embeds=step.embeds,
                 position_ids=step.places,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vlprune.models.llava import TOWERS
-from vlprune.runtime.capture import Capture, hooked, stamp
+from vlprune.runtime.capture import Capture, inspect
 
 #: More images than these fill the GPU, so that launches are no longer what takes the time.
 IMAGES = 8
@@ -38,12 +38,15 @@ def tower_forward(
         fits = way is not None and len(args) <= 1 and isinstance(pixels, Tensor) and pixels.ndim == 4
         fits = fits and 0 < len(pixels) <= IMAGES
         fits = fits and all(value is None or isinstance(value, (bool, int, str)) for value in options.values())
-        if way is None or not fits or torch.is_grad_enabled() or tower.training or hooked(tower):
+        if way is None or not fits or torch.is_grad_enabled() or tower.training:
+            return plain(*args, **kwargs)
+        stamp, hooked = inspect(tower)
+        if hooked:
             return plain(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
-            if weights != stamp(tower):
+            if weights != stamp:
                 graphs.clear()
-                weights = stamp(tower)
+                weights = stamp
             key = (pixels.shape, pixels.dtype, tuple(sorted(options.items())))
             if key not in graphs:
                 held = pixels.clone()
@@ -57,6 +60,17 @@ def tower_forward(
             graphs.move_to_end(key)
             held, run = graphs[key]
             held.copy_(pixels)
-            return tree_map_only(Tensor, torch.clone, run())
+            return _copied(run())
 
     return forward
+
+
+def _copied(output: Any) -> Any:
+    """The same with copies of its tensors, made all at once: a tower may return the states of all its layers."""
+    leaves, structure = tree_flatten(output)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, tensors)
+    left = iter(copies)
+    return tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)

@@ -58,8 +58,18 @@ def unit_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
     tensor([[0.6000, 0.8000],
             [0.0000, 0.0000]])
     """
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide(x.device))
-    return x / length.clamp(min=torch.finfo(torch.float32).tiny).to(torch.float32), length
+    length = lengths(x)
+    return divided(x, length), length
+
+
+def lengths(x: Tensor) -> Tensor:
+    """(..., 1) of vectors (..., d)."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide(x.device))
+
+
+def divided(x: Tensor, length: Tensor) -> Tensor:
+    """Vectors (..., d) by their lengths (..., 1)."""
+    return x / length.clamp(min=torch.finfo(torch.float32).tiny).to(torch.float32)
 
 
 def first_best(values: Tensor, tolerance: Tensor) -> Tensor:

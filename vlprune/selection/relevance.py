@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .checks import Condition, check_choice, check_tensor, finite, require
 from .dispatch import fused_for
-from .numerics import TIE, exact_float32, unit_vectors, wide
+from .numerics import TIE, divided, exact_float32, lengths, unit_vectors, wide
 
 
 def relevance_scores(features: Tensor, query: Tensor, *, query_mask: Tensor | None = None, sign: int = 1) -> Tensor:
@@ -34,10 +34,10 @@ def relevance_scores(features: Tensor, query: Tensor, *, query_mask: Tensor | No
         return fast.relevance_scores(features, query, query_mask=query_mask, sign=sign)
     with exact_float32(features.device):
         x = features.to(torch.float32)
-        unit, length = unit_vectors(x)
+        length = lengths(x)
         pooled, conditions = pool(query, query_mask)
         require(finite("features", x, "B n d", length), *conditions)
-        return relevance(unit, pooled, sign)
+        return relevance(x, length, pooled, sign)
 
 
 def check_query(features: Tensor, query: Tensor, query_mask: Tensor | None, sign: int) -> None:
@@ -75,24 +75,27 @@ def pool(query: Tensor, query_mask: Tensor | None) -> tuple[Tensor, list[Conditi
     return mean, [finite("query", q, "B l d", mean), ((count > 0).all(), words)]
 
 
-def relevance(unit: Tensor, pooled: Tensor, sign: int) -> Tensor:
-    """`relevance_scores` on checked unit vectors and the pooled query."""
+def relevance(x: Tensor, length: Tensor, pooled: Tensor, sign: int) -> Tensor:
+    """`relevance_scores` on checked vectors (B, n, d), their lengths (B, n, 1) and the pooled query (B, 1, d)."""
+    return (relevance_on_host if x.device.type == "cpu" else relevance_on_device)(x, length, pooled, sign)
+
+
+def relevance_on_device(x: Tensor, length: Tensor, pooled: Tensor, sign: int) -> Tensor:
+    """Nothing here waits for the device."""
     direction, _ = unit_vectors(pooled.to(torch.float32))
-    return (relevance_on_host if unit.device.type == "cpu" else relevance_on_device)(unit, direction, sign)
-
-
-def relevance_on_device(unit: Tensor, direction: Tensor, sign: int) -> Tensor:
-    """From unit vectors (B, n, d) and the question's (B, 1, d)."""
     # products round alike on every device and the sum is wide: min-max would stretch any noise
-    raw = sign * (unit * direction).sum(2, dtype=wide(unit.device))
+    raw = sign * (divided(x, length) * direction).sum(2, dtype=wide(x.device))
     low, high = raw.amin(1, keepdim=True), raw.amax(1, keepdim=True)
     span = high - low
     return torch.where(span > TIE, (raw - low) / span.clamp(min=TIE), 1.0).to(torch.float32)
 
 
-def relevance_on_host(unit: Tensor, direction: Tensor, sign: int) -> Tensor:
-    """The same with the products in float64 too, and then in numpy, whose calls cost less."""
-    raw = sign * torch.bmm(unit.to(torch.float64), direction.to(torch.float64).mT)[:, :, 0].numpy()
+def relevance_on_host(x: Tensor, length: Tensor, pooled: Tensor, sign: int) -> Tensor:
+    """The same with the products in float64 too, without unit vectors, and in numpy, whose calls cost less."""
+    tiny, direction = np.finfo(np.float32).tiny, pooled.to(torch.float64).mT
+    raw = torch.bmm(x.to(torch.float64), direction)[:, :, 0].numpy()
+    raw *= sign / np.maximum(np.linalg.norm(direction.numpy(), axis=1), tiny)
+    raw /= np.maximum(length[:, :, 0].numpy(), tiny)
     low, high = raw.min(axis=1, keepdims=True), raw.max(axis=1, keepdims=True)
     span = high - low
     scaled = np.where(span > TIE, (raw - low) / np.maximum(span, TIE), 1.0)

@@ -115,7 +115,7 @@ def select_script(
         if query is not None:
             pooled, of_query = pool(query, query_mask)
             require(*conditions, *of_query)
-            r = relevance_to(unit, pooled, sign)
+            r = relevance_to(x, length, pooled, sign)
         elif relevance is not None:
             r = relevance.to(torch.float32)
             require(*conditions, *allowed_relevance(r))
