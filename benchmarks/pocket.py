@@ -1,9 +1,9 @@
 """What pruning saves of one answer of the pocket model, on this machine: `python benchmarks/pocket.py [--keep 64]`.
 
 One question about one drawn scene, asked with all 576 visual tokens and with fewer, in turn, so that both see the same
-machine. Prefill is the LLM's first forward; question is CLIP's text tower reading it; selection is everything from its
-output and the tower's features to the kept indices, also as a share of the prefill with all tokens. The last ratio is
-prefill against prefill + question + selection.
+machine. Prefill is the LLM's first forward; question is what CLIP does: its text tower reads the question, its
+projection takes the visual tokens there; selection is everything from these and the features to the kept indices, also
+as a share of the prefill with all tokens. The last ratio is prefill against prefill + question + selection.
 """
 
 import argparse

@@ -2,8 +2,9 @@
 
 Published architectures with random weights in bf16, Script with the papers' budgets, 64 words of text. Both the whole
 and the pruned model run each way: in plain transformers, with their LLM as CUDA graphs (`graphs=True`), and with its
-layers compiled first (`graphs="compile"`). Two ratios: prefill by selection + prefill, each timed alone; and the time
-to the first token, from the call of `generate` to the first logits, with the vision tower and all that the host does.
+layers compiled first (`graphs="compile"`). Two ratios: prefill by choosing + prefill, each timed alone, where choosing
+is to embed the question and to select; and the time to the first token, from the call of `generate` to the first
+logits, with the vision tower and all that the host does.
 The floor is the larger of two times: the LLM's weights read once, and its operations, at rates measured here first.
 
 Before that, on few layers of LLaVA-1.5-7B: in float32 the answers must be the same each way, and in bf16 each way's
@@ -116,7 +117,7 @@ def measure(name: str, ways, speed, args) -> dict:
     model = one.build(args.device)
     inputs = one.inputs(model, TEXT)
     print(f"\n{name}: {one.visual}, keep={keep}, {TEXT} words; ms")
-    print("                         tokens  prefill  selection  ratio  first token  ratio  decode   floor")
+    print("                         tokens   prefill  question selection  ratio  first token  ratio  decode   floor")
     rows = []
     for way in ways:
         report = bench(
@@ -124,13 +125,14 @@ def measure(name: str, ways, speed, args) -> dict:
         )
         whole = report.rows[0]
         for row in report.rows:
-            sums = [one.prefill.median + one.selection.median for one in (whole, row)]
+            sums = [one.prefill.median + one.question.median + one.selection.median for one in (whole, row)]
             limits = floor(model, row.prompt_tokens, speed)
             decode = f"{1e3 * row.decode.median:7.2f}" if row.decode is not None else ""
+            parts = [f"{1e3 * part.median:10.2f}" for part in (row.prefill, row.question, row.selection)]
             print(
-                f"  {WAYS[row.graphs]:22} {row.prompt_tokens:6} {1e3 * row.prefill.median:8.2f} "
-                f"{1e3 * row.selection.median:10.2f} {sums[0] / sums[1]:6.2f} {1e3 * row.first.median:12.2f} "
-                f"{whole.first.median / row.first.median:6.2f} {decode:>7} {1e3 * max(limits):7.2f}",
+                f"  {WAYS[row.graphs]:22} {row.prompt_tokens:6} {''.join(parts)} {sums[0] / sums[1]:6.2f} "
+                f"{1e3 * row.first.median:12.2f} {whole.first.median / row.first.median:6.2f} {decode:>7} "
+                f"{1e3 * max(limits):7.2f}",
                 flush=True,
             )
             rows.append({**dataclasses.asdict(row), "floor": dict(zip(("bytes", "operations"), limits))})

@@ -3,7 +3,8 @@
 The baseline does what released pruning code does: it builds the n × n kernel and runs the greedy one image at a time
 with a host read (`.item()`) in every step. All start from the same features and relevance and end with kept indices on
 the device; the table prints medians, ratios to the baseline, and how many of the kept indices agree with it. "released"
-is the greedy's own set of k (the graph is scored too), "supplement" runs it for 2k ranks. `--json PATH` writes it too.
+is the greedy's own set of k, without a graph; "supplement" scores the graph too, and runs the greedy for 2k ranks.
+`--json PATH` writes the table too.
 
 On a GPU features are bfloat16, and the table has the torch functions (`use_fused(False)`) beside the fused kernels, the
 memory a call takes beyond its inputs, and the floor: the features read and the kernel matrix written once, or its

@@ -175,7 +175,7 @@ class Pruner:
 
     @property
     def reading(self) -> float:
-        """Seconds spent on embedding the questions of the most recent call that had images."""
+        """Seconds that the latest call with images spent on embedding questions, and its tokens in the same space."""
         return self._reading.seconds if self._reading is not None else 0.0
 
     @property

@@ -103,21 +103,23 @@ class Questions:
         found = self.find(rows, wanted, query) if self._needed else {}
         texts = {row: text for row, (text, _) in found.items()}
         watch = Stopwatch(self._embed.weight.device)
-        watch.start()
-        if self._source == "llm":
-            if not all(ids for _, ids in found.values()):
-                raise ValueError("query= needs attach(..., processor=) to turn its text into the LLM's tokens.")
-            tokens = {row: self._embedded(ids) for row, (_, ids) in found.items()}
-            means = {row: token.float().mean(dim=0, keepdim=True) for row, token in tokens.items()}
-        else:
-            spoken = [text for text in texts.values() if text]
-            if len(spoken) != len(texts):
-                raise ValueError("relevance='clip' needs the question's text: pass query= or attach(..., processor=).")
-            tokens, distinct = {}, sorted(set(spoken))
-            assert self._dual is not None
-            embeds = dict(zip(distinct, self._dual.text(distinct))) if distinct else {}
-            means = {row: embeds[text] for row, text in texts.items() if text}
-        watch.stop()
+        tokens: dict[int, Tensor] = {}
+        with watch:
+            if self._source == "llm":
+                if not all(ids for _, ids in found.values()):
+                    raise ValueError("query= needs attach(..., processor=) to turn its text into the LLM's tokens.")
+                tokens = {row: self._embedded(ids) for row, (_, ids) in found.items()}
+                means = {row: token.float().mean(dim=0, keepdim=True) for row, token in tokens.items()}
+            else:
+                spoken = [text for text in texts.values() if text]
+                if len(spoken) != len(texts):
+                    raise ValueError(
+                        "relevance='clip' needs the question's text: pass query= or attach(..., processor=)."
+                    )
+                distinct = sorted(set(spoken))
+                assert self._dual is not None
+                embeds = dict(zip(distinct, self._dual.text(distinct))) if distinct else {}
+                means = {row: embeds[text] for row, text in texts.items() if text}
         return Asker(
             self._needed, self._dual if self._source == "clip" else None, self._sign, texts, means, tokens, watch
         )
@@ -177,7 +179,7 @@ class Questions:
 class Asker:
     """The embedded questions of a call, by row: means (1, c), and tokens (l, d) where the space is the LLM's own.
 
-    `reading` is the time it took to embed them.
+    `reading` is the time it takes to embed them, and the images in the same space.
     """
 
     needed: bool
@@ -194,14 +196,15 @@ class Asker:
             return None
         if self.dual is not None and view.tower is None:
             raise ValueError("relevance='clip' needs the vision tower's hidden states, which this model did not give.")
-        device = view.features.device
-        means = [self.means[row].to(device) for row in rows]
-        text = torch.stack(means) if len(means) > 1 else means[0][None]
-        texts = tuple(self.texts[row] for row in rows)
-        if self.dual is not None:
-            return Query(self.dual.image(view.tower), text, self.sign or self.dual.sign, "clip", texts)
-        tokens = tuple(self.tokens[row].to(device) for row in rows)
-        return Query(view.features, text, self.sign or 1, "llm", texts, tokens)
+        with self.reading:
+            device = view.features.device
+            means = [self.means[row].to(device) for row in rows]
+            text = torch.stack(means) if len(means) > 1 else means[0][None]
+            texts = tuple(self.texts[row] for row in rows)
+            if self.dual is not None:
+                return Query(self.dual.image(view.tower), text, self.sign or self.dual.sign, "clip", texts)
+            tokens = tuple(self.tokens[row].to(device) for row in rows)
+            return Query(view.features, text, self.sign or 1, "llm", texts, tokens)
 
 
 def framed(processor: Any, image: Any, questions: Sequence[str]) -> Any:

@@ -10,17 +10,26 @@ from vlprune.models.shape import Part
 
 
 class Stopwatch:
-    """Seconds between `start()` and `stop()`; on a GPU by events that are read only when `seconds` is asked for.
+    """Seconds in its `with` blocks, all together; on a GPU by events that are read only when `seconds` is asked for.
 
-    >>> watch = Stopwatch(torch.device("cpu")); watch.start(); watch.stop(); watch.seconds >= 0
+    >>> watch = Stopwatch(torch.device("cpu"))
+    >>> for _ in range(2):
+    ...     with watch:
+    ...         pass
+    >>> watch.seconds >= 0
     True
     """
 
     def __init__(self, device: torch.device, share: int = 1) -> None:
         self._device = device
         self._share = share
-        self._from: float | torch.cuda.Event = 0.0
-        self._to: float | torch.cuda.Event = 0.0
+        self._marks: list[float | torch.cuda.Event] = []
+
+    def __enter__(self) -> None:
+        self._marks.append(self._now())
+
+    def __exit__(self, *error: object) -> None:
+        self._marks.append(self._now())
 
     def _now(self) -> "float | torch.cuda.Event":
         if self._device.type != "cuda":
@@ -29,12 +38,6 @@ class Stopwatch:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def start(self) -> None:
-        self._from = self._now()
-
-    def stop(self) -> None:
-        self._to = self._now()
-
     def __deepcopy__(self, memo: object) -> "Stopwatch":
         """Itself: it does not change any more, and a GPU's events cannot be copied (a kept cache's records may be)."""
         return self
@@ -42,12 +45,16 @@ class Stopwatch:
     @property
     def seconds(self) -> float:
         """Elapsed seconds, divided by the number of images that shared the work."""
-        if isinstance(self._from, float) and isinstance(self._to, float):
-            return (self._to - self._from) / self._share
-        assert isinstance(self._from, torch.cuda.Event)
-        assert isinstance(self._to, torch.cuda.Event)
-        self._to.synchronize()
-        return self._from.elapsed_time(self._to) / 1000.0 / self._share
+        return sum(map(_between, self._marks[::2], self._marks[1::2])) / self._share
+
+
+def _between(start: "float | torch.cuda.Event", stop: "float | torch.cuda.Event") -> float:
+    if isinstance(start, float) or isinstance(stop, float):
+        assert isinstance(start, float)
+        assert isinstance(stop, float)
+        return stop - start
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1000.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on choosing, from the features and the question's embedding to the kept tokens."""
+        """Seconds spent on choosing, from features and question, both embedded, to the kept tokens."""
         return self.stopwatch.seconds if self.stopwatch is not None else 0.0
 
     @property

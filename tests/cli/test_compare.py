@@ -33,7 +33,7 @@ def test_each_method_answers_as_when_asked_alone(run, photo, checkpoint, compare
         assert (name, told["answer"], told["tokens"]) == (name, alone["answer"], alone["tokens"])
         assert told["entering"] == (16 if name in INSIDE else 4)
         assert told["layer_average"] >= 4.0
-        parts = [told["seconds"][part] for part in ("selection", "prefill", "decode", "rest")]
+        parts = [told["seconds"][part] for part in ("question", "selection", "prefill", "decode", "rest")]
         assert told["seconds"]["total"] == pytest.approx(sum(parts))
         assert told["kv_bytes"] < found["all"]["kv_bytes"]
     assert found["all"]["entering"] == 16

@@ -62,7 +62,8 @@ def test_ask_a_checkpoint(run, photo, checkpoint):
     assert found["question"] == "what color is the cat ?"
     assert (found["tokens"]["before"], found["tokens"]["after"], len(found["tokens"]["kept"])) == (16, 4, 4)
     assert found["cost"]["visual_tokens"] == 4
-    assert set(found["cost"]["seconds"]) == {"vision", "selection", "prefill", "decode", "rest", "total"}
+    parts = {"question", "vision", "selection", "prefill", "decode", "rest", "total"}
+    assert set(found["cost"]["seconds"]) == parts
     assert "two per multiply-add" in found["cost"]["llm_flops"]["convention"]
     assert found["tokens"]["relevance"] == "llm"
 

@@ -96,7 +96,7 @@ def test_a_stopwatch_is_not_copied():
             raise TypeError("cannot pickle 'Event' object")
 
     watch = Stopwatch(torch.device("cpu"))
-    watch._from = watch._to = Event()
+    watch._marks = [Event(), Event()]
     assert (
         copy.deepcopy(Record(kept=torch.tensor([0]), before=1, after=1, grid=(1, 1), stopwatch=watch)).stopwatch
         is watch

@@ -195,7 +195,7 @@ def test_number_of_threads_does_not_matter(threads):
 
 
 def test_the_loop_never_waits_for_the_device(monkeypatch):
-    """Reading a value back shows as `aten::_local_scalar_dense`; a call reads once, for its checks."""
+    """Reading a value back shows as `aten::_local_scalar_dense`; the checks do not show, as they are numpy's here."""
     monkeypatch.setattr("vlprune.selection.greedy.greedy_on_host", greedy_on_device)
     monkeypatch.setattr("vlprune.selection.numerics.ascending_on_host", ascending_on_device)
     monkeypatch.setattr("vlprune.selection.relevance.relevance_on_host", relevance_on_device)
@@ -206,7 +206,7 @@ def test_the_loop_never_waits_for_the_device(monkeypatch):
             select_script(x, q, m)
         names = [event.name for event in trace.events()]
         counts[m] = sum(name in ("aten::_local_scalar_dense", "aten::nonzero") for name in names)
-    assert counts == {4: 1, 30: 1}
+    assert counts == {4: 0, 30: 0}
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e4])

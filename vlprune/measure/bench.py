@@ -41,8 +41,8 @@ TITLES = {
     "peak_bytes": "peak MiB",
 }
 CAPTION = (
-    "Medians and quartiles. question: its embedding; selection: from features and question to the kept tokens. "
-    "first token: from the call of generate to the first logits, vision and all preparation "
+    "Medians and quartiles. question: its embedding, and the tokens in its space; selection: from there to what is "
+    "kept. first token: from the call of generate to the first logits, vision and all preparation "
     "included, timed on its own, as the other columns wait for the device; faster: the first row's by this row's. "
     "MACs (paper): {paper}. FLOPs (prefill): {flops}. KV: the cache at the end, what its tokens take. "
     "peak: the most memory during generate, above the weights; graphs hold theirs all the time."

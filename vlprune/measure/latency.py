@@ -13,8 +13,8 @@ import torch
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds. `question`: its embedding. `vision`: tower and projector. `selection`: from these two to the chosen
-    indices.
+    """Seconds. `question`: its embedding, and with a dual encoder that of the visual tokens in the same space.
+    `vision`: tower and projector. `selection`: from these two to the chosen indices.
 
     `prefill`: the LLM's first forward. `decode`: from there to the end. `rest`: what is left of the call (preparing it,
     merging and shortening the prompt).

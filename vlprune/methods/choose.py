@@ -107,9 +107,7 @@ class _Group:
             for (grid, share), parts in alike.items():
                 calls.append((_tokens(self.shape, tuple(parts), device), grid, share, parts))
         with torch.no_grad():
-            self.watch.start()
             chosen = [self._call(*call, ask) for call in calls]
-            self.watch.stop()
             for (tokens, *_), one in zip(calls, chosen):
                 self._note(tokens, one)
 
@@ -123,29 +121,31 @@ class _Group:
         def of_parts(values: Tensor | None) -> Tensor | None:
             return values if whole or values is None else values[:, tokens].flatten(0, 1)
 
-        cls = self.cls
-        if cls is not None:
-            if numbers is not None:
-                cls = cls[:, numbers].flatten(0, 1)
-            else:  # the class token of what shows the whole image
-                cls = cls[:, 0] if self.shape.parts[0].name in ("image", "base") else None
-        features = of_parts(self.features)
-        assert features is not None
-        view = TokenView(
-            features,
-            grid,
-            of_parts(self.tower),
-            of_parts(self.attention),
-            of_parts(self.keys),
-            cls,
-            self.project,
-            frames=parts if self.shape.kind == "video" else 1,
-        )
+        with self.watch:
+            cls = self.cls
+            if cls is not None:
+                if numbers is not None:
+                    cls = cls[:, numbers].flatten(0, 1)
+                else:  # the class token of what shows the whole image
+                    cls = cls[:, 0] if self.shape.parts[0].name in ("image", "base") else None
+            features = of_parts(self.features)
+            assert features is not None
+            view = TokenView(
+                features,
+                grid,
+                of_parts(self.tower),
+                of_parts(self.attention),
+                of_parts(self.keys),
+                cls,
+                self.project,
+                frames=parts if self.shape.kind == "video" else 1,
+            )
         self.query = ask(view, [unit.row for unit in self.units for _ in range(parts)])
-        method = copy.copy(self.method)  # not replace(): the settings were checked with the budget as it was given
-        if not isinstance(self.method.keep, Budget) or self.method.keep.adaptive is None:
-            object.__setattr__(method, "keep", share)
-        chosen = method.select(view, self.query)
+        with self.watch:
+            method = copy.copy(self.method)  # not replace(): the settings were checked with the budget as it was given
+            if not isinstance(self.method.keep, Budget) or self.method.keep.adaptive is None:
+                object.__setattr__(method, "keep", share)
+            chosen = method.select(view, self.query)
         expected = (len(self.units) * parts, share)
         if not isinstance(chosen, Selection) or (chosen.sizes is None and tuple(chosen.kept.shape) != expected):
             raise TypeError(f"method {self.method.name!r} must return a Selection with kept of shape {expected}.")

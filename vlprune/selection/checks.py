@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from operator import index
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _AXIS = {"B": "batch", "n": "token", "l": "query token", "d": "channel", "c": "candidate", "m": "position"}
 
-Condition = tuple[Tensor, Callable[[], str]]
+Condition = tuple[Tensor | bool, Callable[[], str]]
 
 
 def check_tensor(name: str, value: object, axes: str, *, like: Tensor | None = None, **sizes: int) -> Tensor:
@@ -97,11 +98,12 @@ def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
 def require(*conditions: Condition) -> None:
     """Raise the first condition's sentence that does not hold.
 
-    A condition is a scalar bool tensor and a function that words the failure. They are read together, so that
-    a call on a GPU waits for the device once however much it checks.
+    A condition is a bool, or a scalar bool tensor, and a function that words the failure. They are read together, so
+    that a call on a GPU waits for the device once however much it checks.
     """
-    flags = [ok for ok, _ in conditions]
-    if not bool(torch.stack(flags).all()):
+    known = all(ok for ok, _ in conditions if not isinstance(ok, Tensor))
+    flags = [ok for ok, _ in conditions if isinstance(ok, Tensor)]
+    if not known or (flags and not bool(torch.stack(flags).all())):
         for ok, words in conditions:
             if not bool(ok):
                 raise ValueError(words())
@@ -115,4 +117,7 @@ def finite(name: str, value: Tensor, axes: str, summary: Tensor | None = None) -
         place = ", ".join(f"{_AXIS[a]} {i}" for a, i in zip(axes.split(), where))
         return f"{name} must be finite in float32, got {value[tuple(where)].item()} at {place}."
 
-    return (value if summary is None else summary).isfinite().all(), words
+    told = value if summary is None else summary
+    if told.device.type == "cpu":  # numpy's calls cost less
+        return bool(np.isfinite(told.detach().numpy()).all()), words
+    return told.isfinite().all(), words

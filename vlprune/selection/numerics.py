@@ -119,6 +119,13 @@ def ascending_on_host(values: Tensor) -> Tensor:
     return torch.from_numpy(at)
 
 
+def ordered(values: Tensor) -> Tensor:
+    """(B, n) each row from the smallest value to the largest."""
+    if values.device.type == "cpu":
+        return torch.from_numpy(np.sort(values.numpy(), axis=1))
+    return values.sort(dim=1).values
+
+
 def take(values: Tensor, indices: Tensor) -> Tensor:
     """(B, m, d) the rows `indices` (B, m) of `values` (B, n, d)."""
     return values.gather(1, indices[:, :, None].expand(-1, -1, values.shape[2]))

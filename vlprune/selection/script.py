@@ -17,7 +17,7 @@ from .dpp import (
 )
 from .fusion import RULES, fuse
 from .graph import check_graph, graph_keep, graph_scores, least, redundancy
-from .numerics import exact_float32, unit_vectors
+from .numerics import exact_float32, ordered, unit_vectors
 from .relevance import check_query, pool, relevance_scores
 from .relevance import relevance as relevance_to
 from .types import Selection
@@ -122,7 +122,7 @@ def select_script(
         weight, diagonal = weigh(length, r, kernel)
         if fusion == "released":  # the graph has no say
             order = greedy_units(unit, weight, diagonal, m, 1e-6, None, None, fill, grid)
-            return Selection(kept=order.sort(dim=1).values, order=order, relevance=r)
+            return Selection(kept=ordered(order), order=order, relevance=r)
         assert not isinstance(tau, str)
         ranks = min(2 * m, n) if fusion == "supplement" else m
         # the greedy's cosines serve the graph too, unless the graph is there to spare the greedy most of them

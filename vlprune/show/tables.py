@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vlprune.measure import Run
     from vlprune.methods import Method
 
-COLUMNS = ("LLM FLOPs", "KV bytes", "vision", "selection", "prefill", "decode", "rest", "total")
+COLUMNS = ("LLM FLOPs", "KV bytes", "question", "vision", "selection", "prefill", "decode", "rest", "total")
 CAPTION = "times in ms; FLOPs: two per multiply-add, all tokens of the LLM, no vision tower"
 
 
@@ -88,8 +88,9 @@ def compare_table(ways: Sequence[Way], vision: float) -> Table:
     from rich.text import Text
 
     caption = (
-        "visual tokens; times in ms. Total: all of generate (selection, prefill, decoding) but the vision tower, which "
-        f"ran once for all ({milliseconds(vision)}). What drops tokens inside the LLM selects during the prefill."
+        "visual tokens; times in ms. Total: all of generate (question, selection, prefill, decoding) but the vision "
+        f"tower, which ran once for all ({milliseconds(vision)}). What drops tokens inside the LLM selects during the "
+        "prefill."
     )
     table = Table(caption=caption, caption_justify="left")
     table.add_column("method", no_wrap=True)

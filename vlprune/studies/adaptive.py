@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vlprune.budget import Budget
@@ -40,7 +41,7 @@ def study(bench: Bench) -> Result:
     for answered in answers(bench.loaded, shown, asked, batch=bench.batch):
         gains[answered.method] += [record.gains.tolist() for (record,) in answered.records if record.gains is not None]
         bench.tick("finding shares", len(answered.items))
-    budgets = {keep: Budget.fit(gains[str(keep)], int(keep)) for keep in bench.keep}
+    budgets = {keep: _rounded(Budget.fit(gains[str(keep)], int(keep))) for keep in bench.keep}
     cells: dict[str, Method] = {WHOLE: whole()}
     for keep in bench.keep:
         cells |= {f"fixed@{keep}": Script(keep=keep), f"adaptive@{keep}": Script(keep=budgets[keep])}
@@ -63,6 +64,15 @@ def study(bench: Bench) -> Result:
     columns = ["budget", "mean", "share", "tokens", "fewest things", "most things", "right", *bench.kinds]
     table = Table("Adaptive budgets", [*columns, "lost", "won", "p"], rows, f"{INTERVALS} {NOTE}")
     return Result("Adaptive budgets", [table], {"adaptive": _figure(bench, data)}, {"scores": data})
+
+
+def _rounded(budget: Budget) -> Budget:
+    """With a share of three digits: the last ones follow the number of threads, and a run goes on with its methods.
+
+    >>> _rounded(Budget(adaptive=0.0123456, mean=8)).adaptive
+    0.0123
+    """
+    return replace(budget, adaptive=float(f"{budget.adaptive:.3g}"))
 
 
 def crowd(item: Item, record: Record) -> dict[str, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vlprune.methods import Method
     from vlprune.models.base import Family
     from vlprune.record import Record
+    from vlprune.studies.remember import Memory
     from vlprune.studies.run import Run
 
 WHOLE = "all tokens"
@@ -54,14 +55,16 @@ def answers(
     """Every method's answers to every question, batch by batch, through `attach` and `generate` as a user would.
 
     A batch holds prompts whose tensors have equal shapes, so there is no padding. The vision tower sees each image
-    once for all methods. `skip(name, items)` says what need not be asked. A method that the model cannot run says so
-    in its first batch, and is left out from there on.
+    once for all methods, the LLM once for all questions that its tokens do not depend on. `skip(name, items)` says
+    what need not be asked. A method that the model cannot run says so in its first batch, and is left out from there
+    on.
     """
     import torch
 
     from vlprune.comparing import _loaded_once
     from vlprune.models.base import family_of
     from vlprune.models.probe import see
+    from vlprune.studies.remember import Memory, memory_for
     from vlprune.studies.still import StillCache
 
     if isinstance(loaded.clip, str):
@@ -72,21 +75,30 @@ def answers(
         raise UserError(f"--model {loaded.name}: {error}") from error
     cache, left = StillCache(float("inf")), dict(methods)
     attention = any(getattr(method, "needs_attention", False) for method in methods.values())
-    for group in batches(loaded, items, batch, lambda some: all(skip(name, some) for name in left)):
-        if group is None:
-            cache.clear()
-            continue
-        asked, inputs = group
-        wanted = [name for name in left if not skip(name, asked)]
-        if wanted:
-            ids, pixels = _distinct(loaded.model, family, asked, inputs)
-            with torch.no_grad():
-                see(loaded.model, family, ids, pixels, cache, attention)
-        for name in wanted:
-            answered = _ask(loaded, name, left[name], asked, inputs, cache, seed, longest, positions)
-            if answered.reason is not None:
-                del left[name]
-            yield answered
+
+    def known(some: Sequence[Item]) -> bool:
+        return all(skip(name, some) for name in left)
+
+    for block in blocks(loaded, items, batch, known):
+        for asked, inputs in block:
+            if not known(asked):
+                ids, pixels = _distinct(loaded.model, family, asked, inputs)
+                with torch.no_grad():
+                    see(loaded.model, family, ids, pixels, cache, attention)
+        everything = Memory()
+        for name, method in list(left.items()):
+            memory = memory_for(method, everything)
+            for asked, inputs in block:
+                if skip(name, asked):
+                    continue
+                answered = _ask(loaded, name, method, asked, inputs, cache, memory, seed, longest, positions)
+                if answered.reason is not None:
+                    del left[name]
+                yield answered
+                if name not in left:
+                    break
+        cache.clear()
+        block.clear()
 
 
 def _distinct(model: Any, family: Family, items: Sequence[Item], inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -100,10 +112,10 @@ def _distinct(model: Any, family: Family, items: Sequence[Item], inputs: dict[st
     return inputs["input_ids"][rows], {name: value[rows] for name, value in pixels.items()}
 
 
-def batches(
+def blocks(
     loaded: Loaded, items: Sequence[Item], size: int, skip: Callable[[Sequence[Item]], bool]
-) -> Iterator[tuple[list[Item], dict[str, torch.Tensor]] | None]:
-    """Batches of at most `size` questions with their inputs; None after every `BLOCK * size` questions."""
+) -> Iterator[list[tuple[list[Item], dict[str, torch.Tensor]]]]:
+    """Batches of at most `size` questions with their inputs, those of every `BLOCK * size` questions together."""
     import torch
 
     for start in range(0, len(items), BLOCK * size):
@@ -120,12 +132,13 @@ def batches(
                 inputs = asking.prepare(loaded, pictures[item.group], item.text)
             shapes = tuple((name, tuple(value.shape)) for name, value in sorted(inputs.items()))
             alike.setdefault((pictures[item.group].size, shapes), []).append((item, inputs))
+        found = []
         for rows in alike.values():
-            for first in range(0, len(rows), size):
-                some = rows[first : first + size]
+            while rows:
+                some, rows[:size] = rows[:size], []
                 joined = {name: torch.cat([inputs[name] for _, inputs in some]) for name in some[0][1]}
-                yield [item for item, _ in some], joined
-        yield None
+                found.append(([item for item, _ in some], joined))
+        yield found
 
 
 def _ask(
@@ -135,12 +148,14 @@ def _ask(
     items: Sequence[Item],
     inputs: dict[str, Any],
     cache: Any,
+    memory: Memory | None,
     seed: int,
     longest: int,
     positions: str | None,
 ) -> Answered:
     from vlprune.pruner import attach
     from vlprune.studies.perquestion import for_questions
+    from vlprune.studies.remember import remembering
 
     model, processor = loaded.model, loaded.processor
     try:
@@ -156,8 +171,10 @@ def _ask(
             cache_bytes=0,
         )
         own, pruner._cache = pruner._cache, cache
+        memory = memory if chosen is method else None  # else it chooses for each question
         try:
-            out = model.generate(**inputs, max_new_tokens=longest, do_sample=False)
+            with remembering(pruner, memory, [item.group for item in items], inputs["input_ids"]):
+                out = model.generate(**inputs, max_new_tokens=longest, do_sample=False)
         finally:
             pruner._cache = own  # which detaching empties
             pruner.detach()

@@ -1,0 +1,120 @@
+"""Prefill and selection against the number of visual tokens, on a GPU: `python benchmarks/growth.py PATH.json`.
+
+The LLM of LLaVA-1.5-7B with random weights in bf16, as CUDA graphs, reads n tokens and 64 words; and, pruned, a ninth
+of them, 1,024 at most, after Script has chosen these among n features of 4,096 channels. Milliseconds with a final
+synchronisation, medians. Draws PATH.png where there is matplotlib; `--plot` only draws, from an earlier run.
+docs/prefill-growth.png is such a picture.
+"""
+
+import argparse
+import gc
+import importlib.util
+import json
+import math
+import statistics
+from pathlib import Path
+
+import torch
+from selection import SIZES, image, median_ms, script
+
+from vlprune.measure.architectures import architecture
+from vlprune.measure.bench import machine
+from vlprune.measure.latency import Clock
+from vlprune.runtime import Graphed
+
+TEXT = 64
+#: What is drawn: title, colour, marker.
+LINES = {
+    "whole_ms": ("prefill of n tokens", "#b3541e", "s"),
+    "pruned_ms": ("selection, then prefill of k", "#1f5fa8", "o"),
+    "selection_ms": ("selection of k", "#5a9bd5", "^"),
+}
+
+
+def prefill_ms(model, tokens: int, repeats: int) -> float:
+    ids = torch.randint(10, 30_000, (1, tokens), device=model.device)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 1, "do_sample": False}
+    times = []
+    with Graphed(model):
+        for i in range(repeats + 2):  # the first captures
+            with Clock(model) as clock:
+                model.generate(**inputs)
+            if i >= 2:
+                times.append(1000 * clock.latency.prefill)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return statistics.median(times)
+
+
+def exponent(points: list[dict], name: str) -> float:
+    """The slope of log time over log n, by least squares over the upper half of the points."""
+    found = [(math.log(point["n"]), math.log(point[name])) for point in points[len(points) // 2 - 1 :]]
+    mean = [statistics.mean(column) for column in zip(*found)]
+    return sum((a - mean[0]) * (b - mean[1]) for a, b in found) / sum((a - mean[0]) ** 2 for a, _ in found)
+
+
+def measured(repeats: int) -> dict:
+    torch.manual_seed(0)
+    model, points = architecture("llava-1.5-7b").build("cuda"), []
+    for n in SIZES:
+        k = min(n // 9, 1024)
+        x, r = image(1, n, 4096, "cuda")
+        point = {"n": n, "k": k, "selection_ms": median_ms(script(x, r, k, "released"), "cuda", repeats, warm=8)}
+        del x, r
+        point["whole_ms"] = prefill_ms(model, n + TEXT, repeats)
+        point["pruned_ms"] = point["selection_ms"] + prefill_ms(model, k + TEXT, repeats)
+        points.append(point)
+        print(
+            f"n = {n:6,}, k = {k:5,}: prefill {point['whole_ms']:8.2f} ms; pruned {point['pruned_ms']:7.2f} ms, "
+            f"{point['selection_ms']:7.3f} of it selection; {point['whole_ms'] / point['pruned_ms']:5.1f}x",
+            flush=True,
+        )
+    fitted = {name: exponent(points, name) for name in LINES}
+    print("exponents:", {name: round(value, 2) for name, value in fitted.items()})
+    return {**machine(model), "repeats": repeats, "points": points, "exponents": fitted}
+
+
+def plot(path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    result = json.loads(path.read_text())
+    points = result["points"]
+    sizes = [point["n"] for point in points]
+    pyplot.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axis = pyplot.subplots(figsize=(6.4, 4.4))
+    for name, (label, color, marker) in LINES.items():
+        label = f"{label}, ~ n$^{{{result['exponents'][name]:.2f}}}$"
+        axis.plot(sizes, [point[name] for point in points], marker=marker, ms=4, lw=1.5, color=color, label=label)
+    for point in points:
+        ratio = f"{point['whole_ms'] / point['pruned_ms']:.1f}×"
+        axis.annotate(
+            ratio, (point["n"], point["whole_ms"]), (0, 6), textcoords="offset points", ha="center", fontsize=8
+        )
+    axis.set(xlabel="visual tokens n;  k = min(n/9, 1,024)", ylabel="ms", xscale="log", yscale="log", ylim=(0.1, 9000))
+    axis.set_xticks(sizes[::2], [f"{size:,}" for size in sizes[::2]])
+    axis.minorticks_off()
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, loc="upper left", fontsize=8)
+    about = f"LLaVA-1.5-7B's LLM, CUDA graphs, {result['dtype']}, {result['device']}, torch {result['torch']}"
+    figure.suptitle(about, fontsize=8, color="grey", y=0.01, va="bottom")
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    figure.savefig(path.with_suffix(".png"), dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("path", type=Path, metavar="PATH.json")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--plot", action="store_true")
+    args = parser.parse_args()
+    if not args.plot:
+        args.path.write_text(json.dumps(measured(args.repeats), indent=1))
+    if args.plot or importlib.util.find_spec("matplotlib"):
+        plot(args.path)
+
+
+if __name__ == "__main__":
+    main()

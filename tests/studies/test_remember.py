@@ -1,0 +1,203 @@
+"""Layers that remember give what plain ones give, of fewer tokens."""
+
+from contextlib import ExitStack, contextmanager, nullcontext
+
+import pytest
+import torch
+
+from vlprune import Budget, attach
+from vlprune.errors import UnsupportedModel
+from vlprune.methods import AveragePool, FastV, PyramidDrop, Random, Script, UniformGrid, VisionZip, get_method
+from vlprune.studies import remember
+from vlprune.studies.bench import answers
+from vlprune.studies.evaluate import whole
+from vlprune.studies.remember import Memory, memory_for, remembering
+
+from ..families.case import Sample, words
+from ..families.conftest import CASES, made
+
+METHODS = {
+    "all": whole(),
+    "uniform_grid": UniformGrid(keep=24),
+    "average_pool": AveragePool(keep=24),
+    "visionzip": VisionZip(keep=24),
+    "fastv": FastV(keep=24),
+    "pyramiddrop": PyramidDrop(keep=24),
+    "sparsevlm": get_method("sparsevlm", keep=24),
+    "sparsevlm_plus": get_method("sparsevlm_plus", keep=24),
+    "both": UniformGrid(keep=100) + FastV(keep=24),
+    "script": Script(keep=24),
+    "padded": Script(keep=Budget(adaptive=0.01, mean=24)),
+    "script_first": Script(keep=100) + FastV(keep=24),
+    "random": Random(keep=24),
+}
+LEAST = 1e-4
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Inside, nothing is remembered."""
+
+    @contextmanager
+    def inside():
+        with monkeypatch.context() as patch:
+            patch.setattr(remember, "remembering", lambda *args: nullcontext())
+            yield
+
+    return inside
+
+
+def told(loaded, items, methods):
+    """By method and question: the answer, what was kept, and the logits."""
+    found, logits = {}, []
+    handle = loaded.model.lm_head.register_forward_hook(lambda module, args, output: logits.append(output[:, -1]))
+    try:
+        for answered in answers(loaded, items, methods, batch=4):
+            assert answered.reason is None, answered.reason
+            assert untouched(loaded.model)
+            for item, text, (record,), row in zip(answered.items, answered.texts, answered.records, logits.pop()):
+                found[answered.method, item.number] = text, record.kept.tolist(), row
+    finally:
+        handle.remove()
+    return found
+
+
+def untouched(model):
+    return not any("forward" in module.__dict__ for module in model.modules())
+
+
+@contextmanager
+def counting(model):
+    """The tokens that pass through each layer's MLP."""
+    counts = [0] * len(model.get_decoder().layers)
+
+    def hook(number):
+        def count(module, args):
+            counts[number] += args[0].shape[:2].numel()
+
+        return count
+
+    layers = enumerate(model.get_decoder().layers)
+    handles = [layer.mlp.up_proj.register_forward_pre_hook(hook(number)) for number, layer in layers]
+    yield counts
+    for handle in handles:
+        handle.remove()
+
+
+def test_answers_are_the_same(loaded, items, plain):
+    with plain():
+        expected = told(loaded, items, METHODS)
+    found = told(loaded, items, METHODS)
+    assert found.keys() == expected.keys()
+    for key, (text, kept, logits) in expected.items():
+        assert found[key][:2] == (text, kept), key
+        torch.testing.assert_close(found[key][2], logits, atol=LEAST, rtol=LEAST)
+
+
+def test_an_image_passes_the_layers_once(loaded, items):
+    """Two scenes: what is before the question passes twice, as <s>, USER: and the image; the questions themselves all.
+
+    A question's words come with <s> from the tokenizer, which stands for the ASSISTANT: behind them here.
+    """
+    questions = sum(len(ids) for ids in loaded.processor.tokenizer([item.text for item in items])["input_ids"])
+    cut = 12 * (24 + 2) + questions
+    for name, first, later, ends in (
+        ("all", 2 * 578 + questions, 2 * 578 + questions, 12 + 2),
+        ("fastv", 2 * 578 + questions, cut, 12),
+        ("uniform_grid", 2 * 26 + questions, 2 * 26 + questions, 12 + 2),
+        ("script", cut, cut, 12),
+        ("random", cut, cut, 12),
+    ):
+        with counting(loaded.model) as counts:
+            told(loaded, items, {name: METHODS[name]})
+        assert counts == [first, later, later, later, later, ends], name
+
+
+def test_what_all_tokens_left_serves_the_methods_inside(loaded, items):
+    questions = sum(len(ids) for ids in loaded.processor.tokenizer([item.text for item in items])["input_ids"])
+    with counting(loaded.model) as counts:
+        found = answers(loaded, items, {name: METHODS[name] for name in ("all", "fastv", "pyramiddrop")}, batch=4)
+        passed = {answered.method: list(counts) for answered in found}
+    assert passed["fastv"][0] - passed["all"][0] == questions
+    assert [passed["pyramiddrop"][number] - passed["fastv"][number] for number in (0, 1)] == [questions] * 2
+
+
+def test_who_remembers():
+    everything = Memory()
+    assert all(memory_for(METHODS[name], everything) is everything for name in ("all", "fastv", "sparsevlm"))
+    assert all(memory_for(METHODS[name], everything) is None for name in ("script", "script_first"))
+    assert all(memory_for(METHODS[name], everything) == Memory() for name in ("uniform_grid", "visionzip", "both"))
+
+
+def asked(model, batch, images, method, memory=None):
+    """The logits of some steps; those of the plain model without a memory."""
+    options = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True, "max_new_tokens": 4}
+    with attach(model, method) as pruner, ExitStack() as stack:
+        if memory is not None:
+            stack.enter_context(remembering(pruner, memory, images, batch["input_ids"]))
+        return torch.stack(model.generate(**batch, **options).logits)
+
+
+def batches(case):
+    """Two batches of questions about two images of one shape."""
+    first = case.image(0)
+    second = next(one for one in map(case.image, range(1, 20)) if (one.size, one.parts) == (first.size, first.parts))
+    shown = {"a": case.sample(3, first, 6), "b": case.sample(3, second, 6)}
+    for images in ("aab", "ba"):
+        samples = [Sample(shown[a].ids[:-4] + words(4, seed), shown[a].visuals) for seed, a in enumerate(images)]
+        yield images, case.batch(samples)
+
+
+@pytest.mark.filterwarnings("ignore:vlprune. .* has no family of its own")
+@pytest.mark.filterwarnings("ignore:.pixel_values_images. is deprecated:FutureWarning")
+@pytest.mark.parametrize("method", [whole(), UniformGrid(keep=5), FastV(keep=4)], ids=lambda method: method.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_families(case, method):
+    """Where attention is not causal, or slides, nothing is remembered."""
+    model, memory = made(case), Memory()
+    for images, batch in batches(case):
+        try:
+            expected = asked(model, batch, images, method)
+        except UnsupportedModel:
+            pytest.skip("no layers to cut between")
+        found = asked(model, batch, images, method, memory)
+        torch.testing.assert_close(found, expected, atol=LEAST, rtol=LEAST)
+        assert untouched(model)
+    depth = len(model.get_decoder().layers) if not isinstance(method, FastV) else 1
+    assert len(memory) == (0 if case.name in ("gemma3", "paligemma") else 2 * depth)
+
+
+def test_a_full_memory_keeps_what_it_has(device):
+    case = CASES[0]
+    model, results = made(case), []
+    for limit in (2**30, 40_000, 0):
+        memory = Memory(limit)
+        results.append([asked(model, batch, images, UniformGrid(keep=5), memory) for images, batch in batches(case)])
+        assert memory.nbytes == sum(front.nbytes for front in memory.values()) <= limit
+        torch.testing.assert_close(results[-1], results[0], atol=LEAST, rtol=LEAST)
+
+
+def test_a_prompt_without_images_or_with_images_at_unlike_places_is_plain():
+    ids = torch.tensor([[1, 9, 9, 4], [1, 9, 4, 4]])
+    assert remember.names(["a", "b"], ids, {9}) == ([], 0)
+    assert remember.names(["a", "b"], ids, {8})[1] == 0
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_nothing_is_left_behind_by_an_error():
+    case = CASES[0]
+    model = made(case)
+    images, batch = next(batches(case))
+
+    def stop(*args):
+        raise Stopped
+
+    handle = model.get_decoder().layers[-1].mlp.register_forward_pre_hook(stop)
+    with pytest.raises(Stopped):
+        asked(model, batch, images, UniformGrid(keep=5), Memory())
+    handle.remove()
+    assert untouched(model)
+    assert "generate" not in model.__dict__
