@@ -1,9 +1,10 @@
 """What pruning saves of one answer of the pocket model, on this machine: `python benchmarks/pocket.py [--keep 64]`.
 
-One question about one drawn scene, asked with all 576 visual tokens and with fewer, in turn, so that both see the same
-machine. Prefill is the LLM's first forward; question is what CLIP does: its text tower reads the question, its
-projection takes the visual tokens there; selection is everything from these and the features to the kept indices, also
-as a share of the prefill with all tokens. The last ratio is prefill against prefill + question + selection.
+One question about one drawn scene, asked with all 576 visual tokens and with fewer, five times each, in turn, so that
+all see the same machine; medians of the rounds' medians. Prefill is the LLM's first forward; question is what CLIP
+does: its text tower reads the question, its projection takes the visual tokens there; selection is everything from
+these and the features to the kept indices, also as a share of the prefill with all tokens. The last ratio is prefill
+against prefill + question + selection.
 """
 
 import argparse
@@ -12,15 +13,17 @@ import platform
 import torch
 
 from vlprune import Script, attach, pocket
-from vlprune.measure import measure_generate
+from vlprune.measure import Latency, Run, measure_generate
 from vlprune.pocket.render import images
+
+ROUND = 5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--keep", type=int, nargs="+", default=[192, 64, 16])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=15, help="of each, five to a round")
     parser.add_argument("--fusion", default=Script().fusion)
     args = parser.parse_args()
     model, processor, clip = pocket.load()
@@ -31,25 +34,32 @@ def main() -> None:
     turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question.text}]}]
     prompt = processor.apply_chat_template(turn, add_generation_prompt=True)
     inputs = dict(processor(images=images([scene]), text=prompt, return_tensors="pt").to(args.device))
-    options = {"repeats": args.repeats, "warmup": 3, "max_new_tokens": 2}
-
-    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
-    print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32, medians of {args.repeats}")
-    print("  tokens    vision  question      selection       prefill     faster  with both          KV")
-    whole = measure_generate(model, inputs, **options)
-    for keep in [None, *args.keep]:
-        run = whole
-        if keep is not None:
-            clips = {"dual_encoder": (clip, processor.tokenizer), "cache_bytes": 0}
+    clips = {"dual_encoder": (clip, processor.tokenizer), "cache_bytes": 0}
+    rounds, each = (
+        max(1, args.repeats // ROUND),
+        {"repeats": min(ROUND, args.repeats), "warmup": 1, "max_new_tokens": 2},
+    )
+    runs: dict[int | None, list[Run]] = {keep: [] for keep in (None, *args.keep)}
+    for _ in range(rounds):
+        for keep in runs:
+            if keep is None:
+                runs[keep].append(measure_generate(model, inputs, **each))
+                continue
             method = Script(keep=keep, fusion=args.fusion)
             with attach(model, method, processor=processor, query=question.text, **clips) as pruner:
-                run = measure_generate(model, inputs, pruner=pruner, **options)
-        clock, full = run.latency, whole.latency.prefill
+                runs[keep].append(measure_generate(model, inputs, pruner=pruner, **each))
+
+    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
+    print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32, {rounds} rounds of {ROUND}")
+    print("  tokens    vision  question      selection       prefill     faster  with both          KV")
+    full = Latency.median([run.latency for run in runs[None]]).prefill
+    for found in runs.values():
+        clock = Latency.median([run.latency for run in found])
         gain, all_gain = full / clock.prefill, full / (clock.prefill + clock.question + clock.selection)
         print(
-            f"{run.visual_tokens:>8} {1000 * clock.vision:6.1f} ms {1000 * clock.question:6.1f} ms "
+            f"{found[0].visual_tokens:>8} {1000 * clock.vision:6.1f} ms {1000 * clock.question:6.1f} ms "
             f"{1000 * clock.selection:6.1f} ms {clock.selection / full:5.1%} {1000 * clock.prefill:7.1f} ms "
-            f"{gain:9.1f} x {all_gain:8.1f} x {run.kv_bytes / 2**20:7.2f} MiB"
+            f"{gain:9.1f} x {all_gain:8.1f} x {found[0].kv_bytes / 2**20:7.2f} MiB"
         )
 
 
