@@ -1,9 +1,5 @@
 """Attention in one kernel against transformers' own in float64; where there is no GPU, the kernel is interpreted."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
@@ -15,6 +11,7 @@ from vlprune.runtime.joint import Joint, Projections
 from vlprune.runtime.session import Session
 from vlprune.runtime.slots import FILL, SlotCache, writing
 
+from .interpreter import interpreted
 from .tape import taped
 
 #: rows, tokens, heads, key heads, width of a head
@@ -108,12 +105,7 @@ def test_the_kernel(device):
 
         compared(launch, torch.bfloat16, device, 1e-2)
         return
-    pytest.importorskip("triton")
-    surroundings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, "-m", __name__], env=surroundings, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
+    interpreted(__name__)
 
 
 if __name__ == "__main__":

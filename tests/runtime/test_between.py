@@ -1,9 +1,5 @@
 """Norm and gate as one kernel each, against transformers' own; where there is no GPU, the kernels are interpreted."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -12,6 +8,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from vlprune.runtime.between import Gated, Norm, gated, normed, plain_mlp, plain_norm
 from vlprune.runtime.joint import Joint, Projections
+
+from .interpreter import interpreted
 
 SHAPES = [(1, 1, 8), (2, 3, 100), (1, 5, 4096), (1, 2, 3584), (2, 2, 3, 128)]
 
@@ -44,12 +42,7 @@ def test_the_kernels(device):
         compared(torch.bfloat16, device)
         compared(torch.float16, device)
         return
-    pytest.importorskip("triton")
-    surroundings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(
-        [sys.executable, "-m", __name__], env=surroundings, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
+    interpreted(__name__)
 
 
 @pytest.mark.parametrize("kind", [(LlamaModel, LlamaConfig), (Qwen2Model, Qwen2Config)], ids=["llama", "qwen2"])

@@ -62,7 +62,7 @@ def probe(
         reached.update(kwargs)
         raise _Reached
 
-    counting = _instead(model.base_model, _counting(model.base_model, ids, host))
+    counting = instead(model.base_model, _counting(model.base_model, ids, host))
     with _recorded(model, family, host, inputs, cache, known, attention) as found, counting:
         handle = model.get_decoder().register_forward_pre_hook(at_decoder, with_kwargs=True)
         try:
@@ -152,12 +152,12 @@ def _recorded(
     if leave and not waiting:
         yield found
         return
-    with _instead(base, {one.encoder: recording(one, getattr(base, one.encoder)) for one in waiting}):
+    with instead(base, {one.encoder: recording(one, getattr(base, one.encoder)) for one in waiting}):
         yield found
 
 
 @contextmanager
-def _instead(thing: Any, own: dict[str, Any]) -> Iterator[None]:
+def instead(thing: Any, own: dict[str, Any]) -> Iterator[None]:
     """Inside, an instance has these attributes of its own."""
     before = {name: thing.__dict__[name] for name in own if name in thing.__dict__}
     thing.__dict__.update(own)

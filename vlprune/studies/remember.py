@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlprune.methods.inside import InsideMethod, parts
-from vlprune.models.probe import _instead
+from vlprune.models.probe import instead
 
 if TYPE_CHECKING:
     from vlprune.methods import Method
@@ -103,10 +103,10 @@ def remembering(pruner: Pruner, memory: Memory | None, images: Sequence[str], id
     rows, behind = names(images, ids, pruner._placeholders)
     with ExitStack() as stack:
         for layer in layers[-1:]:
-            stack.enter_context(_instead(layer, {"forward": _last(layer)}))
+            stack.enter_context(instead(layer, {"forward": _last(layer)}))
         if memory is not None and plain and behind:
             for number, layer in enumerate(layers[:until]):
-                stack.enter_context(_instead(layer, {"forward": _recalling(layer, number, rows, behind, memory)}))
+                stack.enter_context(instead(layer, {"forward": _recalling(layer, number, rows, behind, memory)}))
         yield
 
 
@@ -223,7 +223,7 @@ def _last(layer: Any) -> Callable[..., Any]:
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             for module in modules if hidden_states.shape[1] > 1 else ():
-                stack.enter_context(_instead(module, {"forward": only(module)}))
+                stack.enter_context(instead(module, {"forward": only(module)}))
             return plain(hidden_states, *args, **kwargs)
 
     return forward
