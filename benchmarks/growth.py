@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from selection import SIZES, image, median_ms, script
+from selection import SIZES, image, median_ms, script, slope
 
 from vlprune.measure.architectures import architecture
 from vlprune.measure.bench import machine
@@ -48,9 +48,7 @@ def prefill_ms(model, tokens: int, repeats: int) -> float:
 
 def exponent(points: list[dict], name: str) -> float:
     """The slope of log time over log n, by least squares over the upper half of the points."""
-    found = [(math.log(point["n"]), math.log(point[name])) for point in points[len(points) // 2 - 1 :]]
-    mean = [statistics.mean(column) for column in zip(*found)]
-    return sum((a - mean[0]) * (b - mean[1]) for a, b in found) / sum((a - mean[0]) ** 2 for a, _ in found)
+    return slope([(math.log(point["n"]), math.log(point[name])) for point in points[len(points) // 2 - 1 :]])
 
 
 def measured(repeats: int) -> dict:

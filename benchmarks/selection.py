@@ -187,10 +187,14 @@ def exponents(points: list[dict]) -> dict[str, dict[str, float]]:
         for name in ("ours_ms", "plain_ms"):
             found = [(math.log(p[axis]), math.log(p[name])) for p in points if p["series"] == series and name in p]
             found = found[len(found) // 2 - 1 :] if len(found) > 3 else found
-            mean = [statistics.mean(column) for column in zip(*found)]
-            over = sum((a - mean[0]) ** 2 for a, _ in found)
-            fitted.setdefault(series, {})[name] = sum((a - mean[0]) * (b - mean[1]) for a, b in found) / over
+            fitted.setdefault(series, {})[name] = slope(found)
     return fitted
+
+
+def slope(points: list[tuple[float, float]]) -> float:
+    """By least squares."""
+    mean = [statistics.mean(column) for column in zip(*points)]
+    return sum((a - mean[0]) * (b - mean[1]) for a, b in points) / sum((a - mean[0]) ** 2 for a, _ in points)
 
 
 def plot(path: Path) -> None:

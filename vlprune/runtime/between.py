@@ -1,6 +1,6 @@
 """What lies between a decoder's matrix products: a norm, and a gated activation, as one kernel each.
 
-transformers launches seven for the one and two for the other, each over all tokens. Compiled layers need neither.
+transformers launches one for each operation in them, each over all tokens. Compiled layers need neither.
 """
 
 from __future__ import annotations
