@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from tests.seam import tiny
-from vlprune.runtime import capture
+from vlprune.instead import instead
 from vlprune.runtime.capture import Compiled, direct
 from vlprune.runtime.graphed import Graphed
 
@@ -27,13 +27,13 @@ def test_one_compilation_for_all_layers(single, device, layers):
     torch._dynamo.reset()
 
 
-def test_replaced():
+def test_instead():
     class Thing:
         pass
 
     thing = Thing()
     thing.own = 1
-    with capture.replaced(thing, "own", 2), capture.replaced(thing, "new", 3):
+    with instead(thing, {"own": 2}), instead(thing, {"new": 3}):
         assert (thing.own, thing.new) == (2, 3)
     assert vars(thing) == {"own": 1}
 

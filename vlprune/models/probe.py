@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vlprune.errors import UnsupportedModel
 from vlprune.features import Encoded, FeatureCache, encode
+from vlprune.instead import instead
 from vlprune.models.base import Family, Stream, Vision
 from vlprune.models.units import onto, runs
 
@@ -154,19 +155,6 @@ def _recorded(
         return
     with instead(base, {one.encoder: recording(one, getattr(base, one.encoder)) for one in waiting}):
         yield found
-
-
-@contextmanager
-def instead(thing: Any, own: dict[str, Any]) -> Iterator[None]:
-    """Inside, an instance has these attributes of its own."""
-    before = {name: thing.__dict__[name] for name in own if name in thing.__dict__}
-    thing.__dict__.update(own)
-    try:
-        yield
-    finally:
-        for name in own:
-            del thing.__dict__[name]
-        thing.__dict__.update(before)
 
 
 def _counting(base: Any, ids: Tensor, host: Tensor) -> dict[str, Any]:

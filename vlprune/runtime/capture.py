@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from vlprune.instead import instead
+
 #: Takes a function of no arguments, and gives one that does the same to the same memory.
 Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
 
@@ -48,21 +50,6 @@ def direct(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
-@contextmanager
-def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an instance has an attribute of its own."""
-    own = name in thing.__dict__
-    before = thing.__dict__.get(name)
-    thing.__dict__[name] = value
-    try:
-        yield
-    finally:
-        if own:
-            thing.__dict__[name] = before
-        else:
-            del thing.__dict__[name]
-
-
 class Compiled:
     """The decoder's layers, compiled once for all of them: inside `with compiled.layers(cache)` they run so, as do
     its positions and its last norm.
@@ -82,13 +69,13 @@ class Compiled:
             for part in (getattr(self._decoder, name, None) for name in ("rotary_emb", "norm")):
                 if part is not None:
                     stack.enter_context(
-                        replaced(part, "forward", functools.partial(self.calls, type(part).forward, part))
+                        instead(part, {"forward": functools.partial(self.calls, type(part).forward, part)})
                     )
             for layer, slots in zip(self._decoder.layers, cache.layers):
-                stack.enter_context(replaced(layer, "forward", self._forward(layer, layer.forward, slots)))
+                stack.enter_context(instead(layer, {"forward": self._forward(layer, layer.forward, slots)}))
                 for part in layer.children():
                     if isinstance(part.__dict__.get("layer_idx"), int):
-                        stack.enter_context(replaced(part, "layer_idx", 0))
+                        stack.enter_context(instead(part, {"layer_idx": 0}))
             yield
 
     def _forward(self, layer: Any, plain: Any, slots: Any) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vlprune.instead import instead
 from vlprune.methods.inside import InsideMethod, parts
-from vlprune.models.probe import instead
 
 if TYPE_CHECKING:
     from vlprune.methods import Method
