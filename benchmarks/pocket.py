@@ -35,10 +35,8 @@ def main() -> None:
     prompt = processor.apply_chat_template(turn, add_generation_prompt=True)
     inputs = dict(processor(images=images([scene]), text=prompt, return_tensors="pt").to(args.device))
     clips = {"dual_encoder": (clip, processor.tokenizer), "cache_bytes": 0}
-    rounds, each = (
-        max(1, args.repeats // ROUND),
-        {"repeats": min(ROUND, args.repeats), "warmup": 1, "max_new_tokens": 2},
-    )
+    rounds = max(1, args.repeats // ROUND)
+    each = {"repeats": min(ROUND, args.repeats), "warmup": 1, "max_new_tokens": 2}
     runs: dict[int | None, list[Run]] = {keep: [] for keep in (None, *args.keep)}
     for _ in range(rounds):
         for keep in runs:

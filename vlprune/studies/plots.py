@@ -38,9 +38,8 @@ def curves(
         at, mean, low, high = np.array(sorted(points)).T
         mean, low, high = missing(mean), missing(low), missing(high)
         style = {"color": "black", "linestyle": ":"} if name == "oracle" else {"color": colors[i % 20]}
-        spread = np.array(
-            [mean - high, low - mean]
-        )  # of what is missing, of which a high share of answers leaves little
+        # of what is missing, of which a high share of right answers leaves little
+        spread = np.array([mean - high, low - mean])
         marker = "osD^v"[i % 5]
         axes.errorbar(at, mean, spread, marker=marker, markersize=4, capsize=2, label=name, **style)
     everywhere = [round(point[0]) for points in lines.values() for point in points]
