@@ -1,6 +1,6 @@
 """What the documents say can be done: their code runs, their commands exist, their links lead somewhere.
 
-The examples of `docs/adding-a-*.md` run in `tests/seam/test_docs.py`, on the models that they need.
+README's code and commands run in `test_readme.py`, the examples of `docs/adding-a-*.md` in `tests/seam/test_docs.py`.
 """
 
 import re
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from vlprune import pocket
 from vlprune.cli import app, main
 from vlprune.models import list_families
 
@@ -42,7 +41,11 @@ def run(page, names):
 def commands(page):
     """The shell commands of a page, in its blocks and between backticks, as lists of words."""
     lines = [line for _, code in blocks(page, "bash", "sh", "shell") for line in code.replace("\\\n", " ").splitlines()]
-    lines += re.findall(r"`((?:vlprune|make) [^`]+)`", prose(page))
+    yield from commands_in([*lines, *re.findall(r"`((?:vlprune|make) [^`]+)`", prose(page))])
+
+
+def commands_in(lines):
+    """The commands of lines of a shell, as lists of words."""
     for line in lines:
         command = []
         words = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -81,21 +84,6 @@ def test_the_method_as_described_runs():
     names = {"__name__": "example"}
     run(page, names)
     assert names["chosen"].kept.shape == (1, 64)
-
-
-def test_the_first_example_runs():
-    """README's first block, on the pocket model in place of the reader's own."""
-    from vlprune.pocket.render import images
-
-    model, processor, _ = pocket.load()
-    (scene,) = pocket.scenes("test", 1)
-    text = f"USER: <image>\n{pocket.questions(scene)[0].text} ASSISTANT:"
-    inputs = processor(images=images([scene]), text=text, return_tensors="pt")
-    names = {"model": model, "processor": processor, "inputs": inputs}
-    _, code = blocks(ROOT / "README.md", "python")[0]
-    exec(compile(code, "README.md", "exec"), names)
-    assert len(names["pruner"].last.kept) == 64
-    assert names["out"].shape[1] > inputs["input_ids"].shape[1]
 
 
 @each_page

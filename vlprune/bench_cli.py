@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,13 +42,15 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; a GPU where there is one.")] = "auto",
     out_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
     out_markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the table there.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
 ) -> None:
     """Measure what pruning saves: tokens, operations, milliseconds, memory."""
+    from vlprune.cli import output_path
     from vlprune.errors import UnsupportedModel
 
     for path in (out_json, out_markdown):
-        if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-            raise UserError(f"{str(path)!r} cannot be written.")
+        if path is not None:
+            output_path(path, model, clip, force=force)
     chosen = _methods(methods, keep, per_tile, per_frame)
     way: bool | str = "compile" if compiled else graphs
     try:

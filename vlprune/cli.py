@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import sys
 import warnings
@@ -148,6 +147,9 @@ ClipName = Annotated[
 ]
 Longest = Annotated[int, typer.Option("--max-new-tokens", min=1, help="The longest answer.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...; a GPU where there is one.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace an output file that is there already, also one of another program.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -272,15 +274,20 @@ def _nearest(word: str, words: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(words)}."
 
 
-def _picture_path(path: Path) -> Path:
-    """Refuse a picture that could not be written before any work is done for it."""
+def output_path(path: Path, *inputs: str | Path | None, force: bool) -> Path:
+    """Refuse a file that could not or must not be written, before any work is done for it."""
+    from vlprune.outputs import OutputError, check_output
+
+    try:
+        return check_output(path, inputs=[source for source in inputs if source is not None], force=force)
+    except OutputError as error:
+        raise UserError(str(error)) from error
+
+
+def _picture_path(path: Path, *inputs: str | Path | None, force: bool) -> Path:
     if path.suffix.lower() not in PICTURES:
         raise UserError(f"{str(path)!r}: a picture's name must end in {', '.join(PICTURES)}.")
-    if not path.parent.is_dir():
-        raise UserError(f"{str(path)!r}: there is no folder {str(path.parent)!r}.")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UserError(f"{str(path)!r} cannot be written.")
-    return path
+    return output_path(path, *inputs, force=force)
 
 
 # --- asking ---------------------------------------------------------------------------------------------------------
@@ -317,6 +324,7 @@ def ask(
     clip: ClipName = None,
     frames: Annotated[int | None, typer.Option(min=1, help="Frames to take of a video; 16 if not said.")] = None,
     show: Annotated[Path | None, typer.Option(help="Write a picture of what was kept, and why.")] = None,
+    force: Force = False,
     max_new_tokens: Longest = 64,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -330,7 +338,7 @@ def ask(
     budget = _budget(keep, per_tile, per_frame, compete, video)
     if not question.strip():
         raise UserError("the question is empty.")
-    target = _picture_path(show) if show is not None else None
+    target = _picture_path(show, path, model, clip, force=force) if show is not None else None
     shown = _video(path, frames or FRAMES) if video else _image(path)
     chosen = _method(method, budget, settings, preset)
     loaded = load(model, clip, device, video=video)
@@ -446,6 +454,7 @@ def compare(
         "vlprune-compare.png"
     ),
     repeats: Annotated[int, typer.Option(min=1, help="How often each method is timed; the medians count.")] = 3,
+    force: Force = False,
     max_new_tokens: Longest = 64,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -462,7 +471,7 @@ def compare(
     wanted = list_methods() if names is None else [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise UserError("--methods is empty: name some, with commas between, or leave it out for all.")
-    target = _picture_path(show)
+    target = _picture_path(show, path, model, clip, force=force)
     image = _image(path)
     chosen = [_method(name, keep) for name in dict.fromkeys(wanted)]
     loaded = load(model, clip, device)
@@ -507,6 +516,7 @@ def demo(
     keep: Keep = "64",
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("vlprune-demo.png"),
+    force: Force = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often each question is timed.")] = 3,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -516,7 +526,7 @@ def demo(
     Draws a scene, asks about it with all tokens and with few, prints answers and costs, and writes a picture of what
     was kept, and why.
     """
-    target = _picture_path(out)
+    target = _picture_path(out, force=force)
     chosen = _method(method, keep, settings)
     loaded = load("pocket", None, device)
 

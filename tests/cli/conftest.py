@@ -45,13 +45,13 @@ TEMPLATE = (
 )
 
 
-def _vision():
-    return CLIPVisionConfig(
-        hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=2, image_size=32, patch_size=8
-    )
+def _vision(side):
+    """A tower with side x side patches."""
+    sizes = dict(hidden_size=24, intermediate_size=40, num_hidden_layers=3, num_attention_heads=2)
+    return CLIPVisionConfig(**sizes, image_size=8 * side, patch_size=8)
 
 
-def _processor(template):
+def _processor(template, side=4):
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = dict(pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
@@ -59,7 +59,9 @@ def _processor(template):
         tokenizer_object=words, extra_special_tokens={"image_token": "<image>"}, padding_side="left", **special
     )
     return LlavaProcessor(
-        image_processor=CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}),
+        image_processor=CLIPImageProcessorPil(
+            size={"shortest_edge": 8 * side}, crop_size={"height": 8 * side, "width": 8 * side}
+        ),
         tokenizer=tokenizer,
         patch_size=8,
         vision_feature_select_strategy="default",
@@ -68,7 +70,7 @@ def _processor(template):
     )
 
 
-def _save(folder, template):
+def save_llava(folder, template=TEMPLATE, side=4):
     torch.manual_seed(0)
     text = LlamaConfig(
         vocab_size=len(WORDS),
@@ -81,28 +83,25 @@ def _save(folder, template):
         bos_token_id=1,
         eos_token_id=2,
     )
-    config = LlavaConfig(vision_config=_vision(), text_config=text, image_token_index=4, image_seq_length=16)
+    config = LlavaConfig(vision_config=_vision(side), text_config=text, image_token_index=4, image_seq_length=side**2)
     LlavaForConditionalGeneration(config).save_pretrained(folder)
-    _processor(template).save_pretrained(folder)
+    _processor(template, side).save_pretrained(folder)
     return str(folder)
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """A folder with a LLaVA of 16 visual tokens."""
-    return _save(tmp_path_factory.mktemp("llava"), TEMPLATE)
+    return save_llava(tmp_path_factory.mktemp("llava"))
 
 
 @pytest.fixture(scope="session")
 def untemplated(tmp_path_factory):
     """The same, saved without a chat template."""
-    return _save(tmp_path_factory.mktemp("old"), None)
+    return save_llava(tmp_path_factory.mktemp("old"), None)
 
 
-@pytest.fixture(scope="session")
-def clip(tmp_path_factory):
-    """A CLIP that the checkpoint's tower fits."""
-    folder = tmp_path_factory.mktemp("clip")
+def save_clip(folder, side=4):
     text = dict(
         hidden_size=16,
         intermediate_size=32,
@@ -113,11 +112,16 @@ def clip(tmp_path_factory):
         bos_token_id=1,
         eos_token_id=2,
     )
-    CLIPModel(CLIPConfig(text_config=text, vision_config=_vision().to_dict(), projection_dim=16)).save_pretrained(
-        folder
-    )
+    config = CLIPConfig(text_config=text, vision_config=_vision(side).to_dict(), projection_dim=16)
+    CLIPModel(config).save_pretrained(folder)
     _processor(None).tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def clip(tmp_path_factory):
+    """A CLIP that the checkpoint's tower fits."""
+    return save_clip(tmp_path_factory.mktemp("clip"))
 
 
 @pytest.fixture(scope="session")

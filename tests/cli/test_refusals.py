@@ -253,6 +253,61 @@ def test_a_picture_in_place_of_a_folder(refused, photo, tmp_path):
     assert "cannot be written" in refused("ask", photo, "what is it?", "--show", "out.png")
 
 
+@pytest.fixture
+def own(tmp_path, photo):
+    """A photograph of the user's, in the folder where the program runs, and what it holds."""
+    path = tmp_path / "own.png"
+    shutil.copy(photo, path)
+    return path, path.read_bytes()
+
+
+@pytest.mark.parametrize("command", ["ask", "compare"])
+@pytest.mark.parametrize("out", ["own.png", "./own.png", "linked.png", "hard.png"])
+def test_an_input_is_never_an_output(refused, own, tmp_path, command, out):
+    (tmp_path / "linked.png").symlink_to("own.png")
+    (tmp_path / "hard.png").hardlink_to(own[0])
+    for force in ((), ("--force",)):
+        sentence = refused(command, "own.png", "what is it?", "--show", out, *force)
+        assert "is read by this command" in sentence
+    assert own[0].read_bytes() == own[1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("ask", "PHOTO", "what is it?", "--model", "MODEL", "--keep", "4", "--show"),
+        ("compare", "PHOTO", "what is it?", "--model", "MODEL", "--keep", "4", "--methods", "random", "--show"),
+        ("demo", "--repeats", "1", "--out"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_file_of_another_program_stays(run, refused, own, photo, checkpoint, command):
+    words = [{"PHOTO": photo, "MODEL": checkpoint}.get(word, word) for word in command]
+    assert "was not made by vlprune: choose another name, or add --force." in refused(*words, "own.png")
+    assert own[0].read_bytes() == own[1]
+    assert run(*words, "own.png", "--force")[0] == 0
+    assert own[0].read_bytes() != own[1]
+    assert run(*words, "own.png")[0] == 0  # now it is ours
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "pdf", "svg"])
+def test_a_picture_of_ours_is_made_anew(run, photo, checkpoint, ending):
+    ask = ("ask", photo, "what is it?", "--model", checkpoint, "--keep", "4", "--show", f"kept.{ending}")
+    for _ in range(2):
+        assert run(*ask)[0] == 0
+
+
+def test_figures_of_another_program_stay(run, refused, checkpoint, tmp_path):
+    bench = ("bench", "--model", checkpoint, "--keep", "4", "--repeats", "1", "--new", "2")
+    for option, name in (("--json", "own.json"), ("--markdown", "own.md")):
+        (tmp_path / name).write_text("mine")
+        assert "was not made by vlprune" in refused(*bench, option, name)
+        for force in (("--force",), ()):
+            assert run(*bench, option, name, *force)[0] == 0
+    config = Path(checkpoint) / "config.json"
+    assert "is read by this command" in refused(*bench, "--json", config, "--force")
+
+
 def test_devices(refused, photo):
     assert "no such device" in refused("ask", photo, "what is it?", "--device", "teapot")
     assert "CUDA devices" in refused("ask", photo, "what is it?", "--device", "cuda:99")

@@ -10,9 +10,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+import vlprune
+
+#: Where the packages are whose lines are named; not by their names alone, for a clone may lie in a folder `vlprune`.
+PACKAGES = [Path(package.__file__).parent for package in (vlprune, transformers)]
 PLACE = torch.device("meta")  # the one device that every torch has beside the CPU
 aten = torch.ops.aten
 READS = {aten._local_scalar_dense, aten.equal, aten.is_nonzero, aten.item}
@@ -124,10 +129,9 @@ def _waits(packet: Any, args: Any, kwargs: dict[str, Any], there: bool) -> bool:
 def _caller() -> str:
     """The innermost line of vlprune or transformers."""
     for frame in reversed(traceback.extract_stack()):
-        parts = Path(frame.filename).parts
-        for name in ("vlprune", "transformers"):
-            if name in parts and "tests" not in parts:
-                inside = "/".join(parts[len(parts) - parts[::-1].index(name) - 1 :])
+        for package in PACKAGES:
+            if Path(frame.filename).is_relative_to(package):
+                inside = Path(frame.filename).relative_to(package.parent).as_posix()
                 return f"{inside}:{frame.lineno} in {frame.name}: {frame.line}"
     return "elsewhere"
 

@@ -90,4 +90,12 @@ def test_refusals(program, tmp_path, finished):
     assert "is not finished" in err
     code, _, err = program("report", finished, "-o", "no/such/page.html")
     assert code == 2
-    assert "cannot be written" in err
+    assert "there is no folder 'no/such'" in err
+    for force in ((), ("--force",)):
+        code, _, err = program("report", finished, "-o", finished / "result.json", *force)
+        assert code == 2
+        assert "is read by this command" in err
+    (tmp_path / "own.html").write_text("mine")
+    assert "was not made by vlprune" in program("report", finished, "-o", "own.html")[2]
+    for force in (("--force",), ()):
+        assert program("report", finished, "-o", "own.html", *force)[0] == 0

@@ -7,7 +7,7 @@ import torch
 
 from vlprune import Script
 from vlprune.loading import UserError
-from vlprune.studies.run import Run, command_line, read_manifest
+from vlprune.studies.run import Run, command_line, default_folder, read_manifest
 
 
 def test_a_line_that_was_cut_off_is_dropped(tmp_path):
@@ -86,3 +86,20 @@ def test_the_manifest_says_how_to_make_it_again(tmp_path):
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert command_line(manifest) == "vlprune eval --model pocket --data 'a b.jsonl' --keep 64,16"
     assert {"torch", "transformers", "device"} <= set(manifest["machine"])
+
+
+def test_default_folders_do_not_collide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    drawn, own = {"questions": 6}, {"data": "my/photos.jsonl"}
+    asked = [("eval", drawn), ("eval", {"questions": 7}), ("eval", own), ("study graph", {"small": True})]
+    folders = []
+    for command, settings in asked:
+        folders.append(default_folder(command, settings))
+        Run(folders[-1], command, settings)
+    assert [folder.as_posix() for folder in folders] == [
+        "runs/eval",
+        "runs/eval-2",
+        "runs/eval-photos",
+        "runs/graph-small",
+    ]
+    assert [default_folder(*one) for one in asked] == folders  # each goes on with its own

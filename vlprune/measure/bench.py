@@ -20,6 +20,7 @@ from vlprune.measure.flops import CONVENTIONS, LLMShape, llm_flops, paper_macs
 from vlprune.measure.latency import Clock, Latency
 from vlprune.measure.memory import cache_bytes
 from vlprune.models import family_of
+from vlprune.outputs import MARK
 
 #: How the LLM runs, by the value of `attach(..., graphs=)`.
 WAYS = {False: "eager", True: "CUDA graphs", "compile": "compiled, CUDA graphs"}
@@ -109,7 +110,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """All numbers, seconds as seconds."""
-        return {**self.about, "conventions": CONVENTIONS, "rows": [asdict(row) for row in self.rows]}
+        return {**self.about, "origin": MARK, "conventions": CONVENTIONS, "rows": [asdict(row) for row in self.rows]}
 
     def cells(self) -> list[list[str]]:
         """The table as words, titles first, without what no row has; a spread is two of them, on lines of their own."""
@@ -129,7 +130,7 @@ class Report:
         titles, *rows = self.cells()
         lines = [f"**{self.title}**", "", f"| {' | '.join(titles)} |", f"| --- |{' ---: |' * (len(titles) - 1)}"]
         lines += [f"| {' | '.join(cells)} |".replace("\n", "<br>") for cells in rows]
-        return "\n".join([*lines, "", CAPTION.format(**CONVENTIONS), ""])
+        return "\n".join([*lines, "", CAPTION.format(**CONVENTIONS), "", f"<!-- {MARK} -->", ""])
 
     def to_table(self) -> Any:
         """For rich."""

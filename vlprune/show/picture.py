@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vlprune.outputs import picture_metadata
+
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
@@ -167,14 +169,14 @@ def save_picture(
     **options: Any,
 ) -> None:
     """Write `picture(image, records, ...)` to a file, in the format that its name ends in."""
-    picture(image, records, **options).savefig(path, dpi=110)
+    picture(image, records, **options).savefig(path, dpi=110, **picture_metadata(path))
 
 
 def save_contact_sheet(
     path: str | Path, image: Image.Image | Sequence[Image.Image], records: Mapping[str, Record], **options: Any
 ) -> None:
     """Write `contact_sheet(image, records, ...)` to a file, in the format that its name ends in."""
-    contact_sheet(image, records, **options).savefig(path, dpi=110)
+    contact_sheet(image, records, **options).savefig(path, dpi=110, **picture_metadata(path))
 
 
 def _plain(text: str) -> str:

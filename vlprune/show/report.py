@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlprune.loading import UserError
+from vlprune.outputs import MARK
 from vlprune.studies.run import command_line, read_manifest, replace_file
 
 STYLE = """
@@ -31,7 +32,8 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> None:
     title = "vlprune: " + ", ".join(name for name, _ in sections)
     links = "".join(f'<li><a href="#run{i}">{escape(name)}</a></li>' for i, (name, _) in enumerate(sections, start=1))
     page = (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="{MARK}">\n'
+        f"<title>{escape(title)}</title>\n"
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
         f"<body>\n<h1>{escape(title)}</h1>\n<ul>{links}</ul>\n{''.join(body for _, body in sections)}</body>\n</html>\n"
     )

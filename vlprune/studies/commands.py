@@ -11,7 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlprune.budget import Budget
-from vlprune.cli import AsJson, ClipName, Device, Longest, ModelName, _console, _keep, _method, _nearest, _progress, app
+from vlprune.cli import (
+    AsJson,
+    ClipName,
+    Device,
+    Force,
+    Longest,
+    ModelName,
+    _console,
+    _keep,
+    _method,
+    _nearest,
+    _progress,
+    app,
+    output_path,
+)
 from vlprune.loading import UserError, load
 from vlprune.studies import STUDIES, get_study
 
@@ -37,7 +51,11 @@ Match = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="For what is drawn at random.")]
 Batch = Annotated[int | None, typer.Option(min=1, help="Questions asked at once; 32, or 256 on a GPU, if not said.")]
 Out = Annotated[
-    Path | None, typer.Option(help="The run's folder, runs/... if not said; what it has already is not done again.")
+    Path | None,
+    typer.Option(
+        help="The run's folder; what it has already is not done again. If not said, one under runs/ named after the "
+        "command, with a number where that holds a run with other settings."
+    ),
 ]
 
 
@@ -70,15 +88,14 @@ def evaluate(
         from vlprune.studies.perquestion import Oracle
 
         methods["oracle"] = {said: Oracle(keep=_keep(said)) for said in _budgets(keep)}
-    folder = out or Path("runs/eval")
     asked = {"methods": names, "keep": keep}
     with _bench(
-        "eval", folder, model, data, split, questions, match, seed, clip, max_new_tokens, device, batch, asked=asked
+        "eval", out, model, data, split, questions, match, seed, clip, max_new_tokens, device, batch, asked=asked
     ) as bench:
         from vlprune.studies.evaluate import evaluate as score
 
         result = score(bench, methods)
-    _finish(result, folder, as_json)
+    _finish(result, bench.run.folder, as_json)
 
 
 @app.command()
@@ -108,25 +125,27 @@ def study(
     if chosen.NEEDS == "scenes" and data is not None:
         raise UserError(f"study {name} needs to know where things are, so it goes with the pocket world and no --data.")
     count = questions or chosen.QUESTIONS[small]
-    folder = out or Path(f"runs/{name}" + "-small" * small)
     budgets = tuple(_fixed(said) for said in _budgets(keep)) if keep else chosen.KEEP
     with _bench(
-        f"study {name}", folder, model, data, split, count, match, seed, clip, max_new_tokens, device, batch,
+        f"study {name}", out, model, data, split, count, match, seed, clip, max_new_tokens, device, batch,
         answers=chosen.NEEDS != "images", keep=budgets, small=small,
     ) as bench:  # fmt: skip
         result = chosen.study(bench)
-    _finish(result, folder, as_json)
+    _finish(result, bench.run.folder, as_json)
 
 
 @app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of eval and study.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the page goes.")] = Path("report.html"),
+    force: Force = False,
 ) -> None:
     """Put the tables and figures of runs into one HTML file that needs nothing else."""
     from vlprune.show.report import write_report
+    from vlprune.studies.run import files_of
 
-    write_report(folders, out)
+    read = [path for folder in folders for path in files_of(folder)]
+    write_report(folders, output_path(out, *read, force=force))
     print(f"wrote {out}")
 
 
@@ -172,7 +191,7 @@ def _methods(names: str, keep: str) -> dict[str, dict[str, Method]]:
 @contextmanager
 def _bench(
     command: str,
-    folder: Path,
+    out: Path | None,
     model: str,
     data: Path | None,
     split: str,
@@ -207,8 +226,9 @@ def _bench(
         settings |= {"data": str(data), "digest": _digest(data), "match": match, "max_new_tokens": longest}
     if keep:
         settings |= {"keep": list(keep), "small": small}
-    from vlprune.studies.run import Run
+    from vlprune.studies.run import Run, default_folder
 
+    folder = out or default_folder(command, settings)
     known = Run(folder, command, settings, asked) if folder.exists() else None  # refused before the model is loaded
     loaded = load(model, clip, device)
     run = known or Run(folder, command, settings, asked)

@@ -8,6 +8,7 @@ import platform
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,26 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{str(folder / MANIFEST)!r} cannot be read ({error}).") from error
     return found
+
+
+def default_folder(command: str, settings: Mapping[str, Any]) -> Path:
+    """The first of runs/NAME, runs/NAME-2, ... that is free or holds a run with these settings, to go on with."""
+    name = command.split()[-1]
+    if settings.get("data"):
+        name += f"-{Path(settings['data']).stem}"
+    name += "-small" * bool(settings.get("small"))
+    wanted = json.loads(json.dumps({"command": command, **settings}))
+    for folder in (Path("runs", name + (f"-{i}" if i > 1 else "")) for i in count(1)):
+        if not folder.exists():
+            return folder
+        if (folder / MANIFEST).is_file() and read_manifest(folder)["settings"] == wanted:
+            return folder
+    raise AssertionError("there is always a free number")
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a run that a report is made of."""
+    return [folder / MANIFEST, folder / "result.json", *folder.glob("*.png"), *folder.glob("answers/*")]
 
 
 def command_line(manifest: Mapping[str, Any]) -> str:
