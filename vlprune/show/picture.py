@@ -243,7 +243,7 @@ def _map(axes: Axes, sheet: Sheet, scores: Tensor | None, name: str, methods: Se
         )
         if sheet.several:
             axes.add_patch(Rectangle((left, top), wide, high, fill=False, color="white", lw=1.2))
-    bar = axes.figure.colorbar(shown, ax=axes, shrink=0.75, pad=0.02, aspect=25)
+    bar: Any = axes.figure.colorbar(shown, ax=axes, shrink=0.75, pad=0.02, aspect=25)
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
     if bar.solids is not None:
@@ -297,7 +297,7 @@ def _kept(axes: Axes, sheet: Sheet, record: Record, title: str | None = None) ->
 
         scale = ScalarMappable(cmap=ListedColormap(colors))
         scale.set_clim(0.5, len(order) + 0.5)
-        bar = axes.figure.colorbar(scale, ax=axes, shrink=0.75, pad=0.02, aspect=25)
+        bar: Any = axes.figure.colorbar(scale, ax=axes, shrink=0.75, pad=0.02, aspect=25)
         bar.set_ticks([1, len(order)] if len(order) > 1 else [1], labels=["first", "last"][: len(order)])
         bar.ax.tick_params(labelsize=7, length=2)
         bar.outline.set_visible(False)
