@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from selection import SIZES, image, median_ms, script, slope
 
+from vlprune.cuda_graphs import Graphed
 from vlprune.measure.architectures import architecture
-from vlprune.measure.bench import machine
+from vlprune.measure.efficiency import machine
 from vlprune.measure.latency import Clock
-from vlprune.runtime import Graphed
 
 TEXT = 64
 #: What is drawn: title, colour, marker.

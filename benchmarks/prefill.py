@@ -24,7 +24,7 @@ import torch
 from vlprune import Budget, Random, Script, attach
 from vlprune.measure import llm_flops
 from vlprune.measure.architectures import architecture
-from vlprune.measure.bench import WAYS, bench, machine
+from vlprune.measure.efficiency import WAYS, bench, machine
 
 KEEP = {"llava-1.5-7b": 64, "llava-next-7b": Budget(per_tile=64), "llava-video-7b": Budget(per_frame=16)}
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from vlprune.cli import app, main
+from vlprune.cli.app import app, main
 from vlprune.models import list_families
 
 ROOT = Path(__file__).parents[1]

@@ -16,12 +16,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import is_torchvision_available
 
+from tests.support.films import write_film
+from tests.support.llava_checkpoint import save_clip, save_llava
+from tests.test_docs import ROOT, blocks, commands_in
 from vlprune import pocket
-from vlprune.cli import main
+from vlprune.cli.app import main
 from vlprune.pocket.render import images
-
-from .cli.conftest import save_clip, save_llava, write_film
-from .test_docs import ROOT, blocks, commands_in
 
 README = ROOT / "README.md"
 COMMANDS = [
@@ -61,7 +61,7 @@ def test_a_command_of_the_shell(here, command, capsys):
             pytest.skip("written for a machine without torchvision")
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
-            [sys.executable, "-m", "tests.cli.onevision", VIDEO, *command[1:]],
+            [sys.executable, "-m", "tests.support.onevision", VIDEO, *command[1:]],
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": paths},

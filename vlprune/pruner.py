@@ -17,13 +17,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlprune.features import FeatureCache
+from vlprune.cuda_graphs import with_graphs
+from vlprune.devices import Stopwatch
 from vlprune.methods.base import Method
-from vlprune.methods.choose import choose
-from vlprune.methods.inside import parts
+from vlprune.methods.in_llm import parts
 from vlprune.models.base import family_of
-from vlprune.models.generation import PromptStreamer, cache_length, padding_mask, setting, shift_lengths, token_ids
-from vlprune.models.layout import (
+from vlprune.pruning.choose import choose
+from vlprune.pruning.feature_cache import FeatureCache
+from vlprune.pruning.generation_settings import (
+    PromptStreamer,
+    cache_length,
+    padding_mask,
+    setting,
+    shift_lengths,
+    token_ids,
+)
+from vlprune.pruning.layer_cuts import Stages
+from vlprune.pruning.layer_plan import Group, Plan, make_plan, with_stages
+from vlprune.pruning.layout import (
     ATTRIBUTE,
     Layout,
     frozen,
@@ -34,13 +45,10 @@ from vlprune.models.layout import (
     whole,
     whole_prompt,
 )
-from vlprune.models.plan import Group, Plan, make_plan, with_stages
-from vlprune.models.probe import Probe, present, probe, see
-from vlprune.models.stages import Stages
-from vlprune.models.units import Unit, find_units
-from vlprune.query import Questions, check_query, framed
-from vlprune.record import Record, Stopwatch
-from vlprune.runtime import with_graphs
+from vlprune.pruning.probe import Probe, present, probe, see
+from vlprune.pruning.prompt_images import Unit, find_units
+from vlprune.pruning.question import Questions, check_query, framed
+from vlprune.record import Record
 
 #: Inputs that models read number by number, before the tower runs and after it: on the host that takes no waiting.
 READ_BY_HOST = ("image_sizes", "batch_num_images")
@@ -73,7 +81,7 @@ def attach(
         dual_encoder: a `CLIPModel` or `SiglipModel`, a (model, tokenizer) pair, or an id or path, for relevance in the
             space that text and image share.
         cache_bytes: how much memory the vision features of recent images may take; 0 turns that cache off.
-        graphs: True runs the LLM of `generate` as CUDA graphs, "compile" compiles its layers first (vlprune.runtime).
+        graphs: True runs the LLM of `generate` as CUDA graphs, "compile" compiles its layers first.
 
     Example:
         with attach(model, Script(keep=64), processor=processor) as pruner:

@@ -1,60 +1,11 @@
 """What one call kept of one image, and why."""
 
-import time
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from vlprune.models.shape import Part
-
-
-class Stopwatch:
-    """Seconds in its `with` blocks, all together; on a GPU by events that are read only when `seconds` is asked for.
-
-    >>> watch = Stopwatch(torch.device("cpu"))
-    >>> for _ in range(2):
-    ...     with watch:
-    ...         pass
-    >>> watch.seconds >= 0
-    True
-    """
-
-    def __init__(self, device: torch.device, share: int = 1) -> None:
-        self._device = device
-        self._share = share
-        self._marks: list[float | torch.cuda.Event] = []
-
-    def __enter__(self) -> None:
-        self._marks.append(self._now())
-
-    def __exit__(self, *error: object) -> None:
-        self._marks.append(self._now())
-
-    def _now(self) -> "float | torch.cuda.Event":
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def __deepcopy__(self, memo: object) -> "Stopwatch":
-        """Itself: it does not change any more, and a GPU's events cannot be copied (a kept cache's records may be)."""
-        return self
-
-    @property
-    def seconds(self) -> float:
-        """Elapsed seconds, divided by the number of images that shared the work."""
-        return sum(map(_between, self._marks[::2], self._marks[1::2])) / self._share
-
-
-def _between(start: "float | torch.cuda.Event", stop: "float | torch.cuda.Event") -> float:
-    if isinstance(start, float) or isinstance(stop, float):
-        assert isinstance(start, float)
-        assert isinstance(stop, float)
-        return stop - start
-    stop.synchronize()
-    return start.elapsed_time(stop) / 1000.0
+from vlprune.devices import Stopwatch
+from vlprune.types import Part
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""How the tokens of one image or video lie: on which grids, and with what between them."""
+"""What passes between the rooms: how tokens lie, what a method sees and is asked, and what it chooses."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -81,3 +82,84 @@ def squares(kind: str, name: str, size: int, count: int = 1) -> Shape:
     """
     side = round(size**0.5)
     return stacked(kind, name, (side, side) if side * side == size else (1, size), count)
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """The visual tokens of `B` images, tiles or frames of equal size, as a method sees them.
+
+    `features` (B, n, d) are the tokens as they enter the LLM (after the projector), `grid` is (rows, columns)
+    with rows * columns = n where the tokens lie on a grid, (1, n) where they lie on none, and `tower`
+    (B, n, d_v) are the vision tower's hidden states of the layer that the model reads, None where the model does
+    not expose them. With a budget per frame, `frames` neighbours in the batch are the frames of one video.
+
+    A method that says `needs_attention` also gets, where the tower has them: `attention` (B, n), what each token
+    receives at that layer, mean over heads, from the CLS token or, without one, from all tokens on average;
+    `keys` (B, n, d_k), that layer's keys, mean over heads; `cls` (B, d_v), the CLS token's hidden state; and
+    `project`, from tower states (B, k, d_v) to tokens (B, k, d).
+
+    >>> import torch
+    >>> view = TokenView(torch.zeros(1, 6, 8), grid=(2, 3))
+    >>> view.n, view.grid
+    (6, (2, 3))
+    """
+
+    features: Tensor
+    grid: tuple[int, int]
+    tower: Tensor | None = None
+    attention: Tensor | None = None
+    keys: Tensor | None = None
+    cls: Tensor | None = None
+    project: Callable[[Tensor], Tensor] | None = None
+    frames: int = 1
+
+    @property
+    def n(self) -> int:
+        """Visual tokens per image."""
+        return self.features.shape[1]
+
+
+@dataclass(frozen=True)
+class Query:
+    """The question of each of `B` images, in the space where relevance is measured.
+
+    `image` (B, n, c) are the visual tokens and `text` (B, 1, c) the mean of the question's embedding in that
+    space; relevance is `sign` times their cosine. `source` says whose space it is: "llm" or "clip". `tokens`
+    is one (l, d) tensor per image, the LLM's own embeddings of the question's tokens; empty where the source
+    is "clip".
+    """
+
+    image: Tensor
+    text: Tensor
+    sign: int
+    source: str
+    texts: tuple[str | None, ...]
+    tokens: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The tokens a method keeps, and the scores it kept them by. B images, n tokens, m kept.
+
+    kept:        (B, m) int64, in the order in which they stand in the prompt, which is ascending for nearly all.
+    order:       (B, k) int64, tokens in order of choice, or None for a method that has no order.
+    redundancy:  (B, n) float32, high where other tokens say the same, or None.
+    relevance:   (B, n) float32 in [0, 1], high where the question looks, or None.
+    scores:      (B, n) float32, what the method ranked by, where neither of these two says it, or None.
+    embeddings:  (B, m, d), features that take the place of the kept tokens' own, or None to keep those.
+    gains:       (B, k) float32, what each choice of `order` added, or None where nobody needs it.
+    sizes:       how many of each image's m are meant, where images keep different numbers, or None for all m.
+
+    >>> import torch
+    >>> Selection(kept=torch.tensor([[0, 2]])).kept.tolist()
+    [[0, 2]]
+    """
+
+    kept: Tensor
+    order: Tensor | None = None
+    redundancy: Tensor | None = None
+    relevance: Tensor | None = None
+    scores: Tensor | None = None
+    embeddings: Tensor | None = None
+    gains: Tensor | None = None
+    sizes: tuple[int, ...] | None = None

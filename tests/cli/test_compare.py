@@ -54,7 +54,7 @@ def test_all_tokens_are_the_plain_model(compare, photo, checkpoint):
 
 
 def test_the_tower_sees_the_image_once_for_all_methods(compare, monkeypatch):
-    from vlprune import cli
+    from vlprune.cli import app as cli
 
     calls = []
 
@@ -80,7 +80,7 @@ def test_in_words(compare, tmp_path):
 
 
 def test_a_clip_is_read_once(compare, clip, monkeypatch):
-    from vlprune import query
+    from vlprune.pruning import question as query
 
     read, load = [], query.load_dual_encoder
     monkeypatch.setattr(query, "load_dual_encoder", lambda given, *more: read.append(given) or load(given, *more))
@@ -169,7 +169,7 @@ def test_on_the_pocket_model(run, tmp_path):
 def rows(width):
     from rich.console import Console
 
-    from vlprune.show.tables import needs_table, settings_table
+    from vlprune.cli.tables import needs_table, settings_table
 
     console = Console(width=width, record=True, file=io.StringIO())
     methods = [get_method(name, keep=64) for name in list_methods()]
@@ -241,7 +241,7 @@ def test_a_preset_and_a_setting(ask):
 
 
 def test_values_are_of_the_fields_types():
-    from vlprune.cli import _typed
+    from vlprune.cli.app import _typed
 
     for text, hint, value in (
         ("3", int, 3),

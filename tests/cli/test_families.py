@@ -15,9 +15,8 @@ import torch
 from PIL import Image
 from transformers.utils import is_torchvision_available
 
+from tests.support.family_checkpoints import CASES, QUESTION, VIDEOS
 from vlprune import Budget, Script, attach
-
-from .families import CASES, QUESTION, VIDEOS
 
 pytestmark = pytest.mark.skipif(is_torchvision_available(), reason="written for a machine without torchvision")
 
@@ -27,7 +26,7 @@ def saved(tmp_path_factory, film):
     """The folder with the checkpoints, and what the program said about the film, by family."""
     folder = tmp_path_factory.mktemp("families")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cli.families", str(folder), film],
+        [sys.executable, "-m", "tests.support.family_checkpoints", str(folder), film],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],

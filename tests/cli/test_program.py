@@ -180,7 +180,7 @@ def test_demo_as_json(run, tmp_path, scene_size):
 
 def test_an_answer_is_printed_as_it_is(run, photo, checkpoint, monkeypatch):
     """Square brackets are not markup."""
-    from vlprune import cli
+    from vlprune.cli import app as cli
 
     monkeypatch.setattr(cli, "decoded", lambda loaded, run: "[red]stop[/red]")
     code, out, _ = run("ask", photo, "what is it ?", "--model", checkpoint, "--keep", "4")
@@ -189,7 +189,7 @@ def test_an_answer_is_printed_as_it_is(run, photo, checkpoint, monkeypatch):
 
 
 def test_ctrl_c(run, photo, monkeypatch):
-    from vlprune import cli
+    from vlprune.cli import app as cli
 
     def stop(*args, **options):
         raise KeyboardInterrupt
@@ -212,7 +212,7 @@ def test_a_bar_while_decoding(film, monkeypatch):
     import io
     from pathlib import Path
 
-    from vlprune import cli
+    from vlprune.cli import app as cli
 
     class Screen(io.StringIO):
         looked_at = True

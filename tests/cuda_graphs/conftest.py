@@ -5,10 +5,9 @@ import copy
 import pytest
 import torch
 
-from tests.seam import tiny
-from vlprune.runtime.graphed import Graphed
-
-from .tape import taped
+from tests.support import tiny_llava as tiny
+from tests.support.tape import taped
+from vlprune.cuda_graphs.graphed import Graphed
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from vlprune.cuda_graphs.capture import direct
+from vlprune.cuda_graphs.fused_linear import Projections
+from vlprune.cuda_graphs.session import Session
+from vlprune.cuda_graphs.vision_tower import towers
 from vlprune.measure.architectures import architecture
-from vlprune.runtime.capture import direct
-from vlprune.runtime.joint import Projections
-from vlprune.runtime.session import Session
-from vlprune.runtime.tower import towers
 
 META = torch.device("meta")
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from tests.seam import tiny
-from vlprune.instead import instead
-from vlprune.runtime.capture import Compiled, direct
-from vlprune.runtime.graphed import Graphed
+from tests.support import tiny_llava as tiny
+from vlprune.cuda_graphs.capture import Compiled, direct
+from vlprune.cuda_graphs.graphed import Graphed
+from vlprune.pruning.patched_attributes import instead
 
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
 

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from tests.families.conftest import CASES, made
+from tests.support.families import CASES, made
 from vlprune import Random, attach
 
 GREEDY = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6}

@@ -5,14 +5,13 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-from vlprune.runtime.attend import Attention, attend, usable
-from vlprune.runtime.capture import Compiled, CudaGraphs
-from vlprune.runtime.joint import Joint, Projections
-from vlprune.runtime.session import Session
-from vlprune.runtime.slots import FILL, SlotCache, writing
-
-from .interpreter import interpreted
-from .tape import taped
+from tests.support.interpreter import interpreted
+from tests.support.tape import taped
+from vlprune.cuda_graphs.capture import Compiled, CudaGraphs
+from vlprune.cuda_graphs.fused_attention import Attention, attend, usable
+from vlprune.cuda_graphs.fused_linear import Joint, Projections
+from vlprune.cuda_graphs.session import Session
+from vlprune.cuda_graphs.static_cache import FILL, SlotCache, writing
 
 #: rows, tokens, heads, key heads, width of a head
 SHAPES = [(1, 16, 2, 2, 64), (2, 80, 4, 2, 64), (1, 144, 2, 1, 128)]
@@ -101,7 +100,7 @@ def test_in_a_decoder(device, compiled):
 
 def test_the_kernel(device):
     if device.type == "cuda":
-        from vlprune.runtime.kernels import launch
+        from vlprune.cuda_graphs.kernels import launch
 
         compared(launch, torch.bfloat16, device, 1e-2)
         return
@@ -109,6 +108,6 @@ def test_the_kernel(device):
 
 
 if __name__ == "__main__":
-    from vlprune.runtime.kernels import launch
+    from vlprune.cuda_graphs.kernels import launch
 
     compared(launch, torch.float32, torch.device("cpu"), 1e-5)  # the interpreter has no bfloat16

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import LlavaForConditionalGeneration, Qwen2Config, Qwen2Model
 
 from vlprune import Script, attach
-from vlprune.runtime.attend import Attention
-from vlprune.runtime.joint import GROUPS, Joint, Part, Projections
+from vlprune.cuda_graphs.fused_attention import Attention
+from vlprune.cuda_graphs.fused_linear import GROUPS, Joint, Part, Projections
 
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
 

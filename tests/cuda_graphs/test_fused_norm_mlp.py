@@ -6,17 +6,16 @@ from torch import nn
 from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from vlprune.runtime.between import Gated, Norm, gated, normed, plain_mlp, plain_norm
-from vlprune.runtime.joint import Joint, Projections
-
-from .interpreter import interpreted
+from tests.support.interpreter import interpreted
+from vlprune.cuda_graphs.fused_linear import Joint, Projections
+from vlprune.cuda_graphs.fused_norm_mlp import Gated, Norm, gated, normed, plain_mlp, plain_norm
 
 SHAPES = [(1, 1, 8), (2, 3, 100), (1, 5, 4096), (1, 2, 3584), (2, 2, 3, 128)]
 
 
 def compared(dtype, device):
     """The kernels round where transformers rounds, so that in 16 bits nearly all values are the same."""
-    from vlprune.runtime.kernels import launch_gate, launch_norm
+    from vlprune.cuda_graphs.kernels import launch_gate, launch_norm
 
     for shape in SHAPES:
         torch.manual_seed(shape[-1])

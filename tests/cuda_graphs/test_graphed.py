@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from tests.seam import tiny
-from vlprune import Random, Script, attach, get_method, runtime
-from vlprune.runtime import capture, session
-from vlprune.runtime.graphed import Graphed
+from tests.support import tiny_llava as tiny
+from vlprune import Random, Script, attach, get_method
+from vlprune import cuda_graphs as runtime
+from vlprune.cuda_graphs import capture, session
+from vlprune.cuda_graphs.graphed import Graphed
 
 LENGTHS = {"max_new_tokens": 9, "min_new_tokens": 9}
 GREEDY = {**LENGTHS, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
@@ -276,7 +277,7 @@ def test_the_model_is_given_back(model, processor, graphed, single):
 def test_attach(model, processor, single, monkeypatch, device, graphs):
     if device.type != "cuda":  # the same, but for the capture and the compiler
         make = functools.partial(Graphed, capture=capture.direct)
-        monkeypatch.setattr("vlprune.runtime.graphed.Graphed", make)
+        monkeypatch.setattr("vlprune.cuda_graphs.graphed.Graphed", make)
         eager = functools.partialmethod(capture.Compiled.__init__, backend="eager")
         monkeypatch.setattr(capture.Compiled, "__init__", eager)
     with attach(model, Script(keep=5), processor=processor):

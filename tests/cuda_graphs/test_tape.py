@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from .tape import taped
+from tests.support.tape import taped
 
 
 def test_it_replays_on_the_same_memory():

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from vlprune import asking, attach
-from vlprune.loading import UserError
+from vlprune import attach
+from vlprune.errors import UserError
+from vlprune.evaluation import one_question as asking
+from vlprune.evaluation.accuracy import whole
+from vlprune.evaluation.answers import Bench, answers
+from vlprune.evaluation.questions import right
+from vlprune.evaluation.reference_methods import Oracle, evidence, ideal_order
+from vlprune.evaluation.run_folder import Run
 from vlprune.methods import AveragePool, Method, Random, Script, VisionZip, get_method
 from vlprune.pocket.render import PALETTE
 from vlprune.pocket.world import COLORS
-from vlprune.studies.bench import Bench, answers
-from vlprune.studies.evaluate import whole
-from vlprune.studies.items import right
-from vlprune.studies.perquestion import Oracle, evidence, ideal_order
-from vlprune.studies.run import Run
 
 METHODS = {
     "script": Script(keep=24),

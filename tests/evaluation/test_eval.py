@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import checkpoint, untemplated  # noqa: F401
+from vlprune.evaluation import answers as bench_module
+from vlprune.evaluation.questions import pocket_items
+from vlprune.evaluation.stats import wilson
 from vlprune.methods import list_methods
-from vlprune.studies import bench as bench_module
-from vlprune.studies.items import pocket_items
-from vlprune.studies.stats import wilson
 
 ALL = [*list_methods(), "script:fusion=supplement"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlprune.studies.plots import curves
+from vlprune.evaluation.plots import curves
 
 
 def test_intervals_reach_where_they_say():

@@ -5,16 +5,15 @@ from contextlib import ExitStack, contextmanager, nullcontext
 import pytest
 import torch
 
+from tests.support.families import CASES, made
+from tests.support.families.case import Sample, words
 from vlprune import Budget, attach
 from vlprune.errors import UnsupportedModel
+from vlprune.evaluation import prefix_cache as remember
+from vlprune.evaluation.accuracy import whole
+from vlprune.evaluation.answers import answers
+from vlprune.evaluation.prefix_cache import Memory, memory_for, remembering
 from vlprune.methods import AveragePool, FastV, PyramidDrop, Random, Script, UniformGrid, VisionZip, get_method
-from vlprune.studies import remember
-from vlprune.studies.bench import answers
-from vlprune.studies.evaluate import whole
-from vlprune.studies.remember import Memory, memory_for, remembering
-
-from ..families.case import Sample, words
-from ..families.conftest import CASES, made
 
 METHODS = {
     "all": whole(),

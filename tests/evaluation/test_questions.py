@@ -5,8 +5,8 @@ import json
 import pytest
 from PIL import Image
 
-from vlprune.loading import UserError
-from vlprune.studies.items import file_items, pocket_items, right
+from vlprune.errors import UserError
+from vlprune.evaluation.questions import file_items, pocket_items, right
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from vlprune.studies.result import Result, Table
-from vlprune.studies.run import Run
+from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.run_folder import Run
 
 
 class Page(HTMLParser):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from vlprune import Script
-from vlprune.loading import UserError
-from vlprune.studies.run import Run, command_line, default_folder, read_manifest
+from vlprune.errors import UserError
+from vlprune.evaluation.run_folder import Run, command_line, default_folder, read_manifest
 
 
 def test_a_line_that_was_cut_off_is_dropped(tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vlprune.studies.stats import interval, mcnemar, paired_tests, pearson, relative, resampled, spearman, wilson
+from vlprune.evaluation.stats import interval, mcnemar, paired_tests, pearson, relative, resampled, spearman, wilson
 
 stats = pytest.importorskip("scipy.stats")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-from .tiny import SIZES, TOWER
+from tests.support.tiny_llm import SIZES, TOWER
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import time
 
 import pytest
 
-from vlprune import Budget, Random, Script, cli, get_method
+from vlprune import Budget, Random, Script, get_method
+from vlprune.cli import app as cli
+from vlprune.cuda_graphs.capture import direct
+from vlprune.cuda_graphs.graphed import Graphed
 from vlprune.measure import kv_bytes, llm_flops, paper_macs
-from vlprune.measure.bench import Report, Row, Spread, bench, calls
-from vlprune.runtime.capture import direct
-from vlprune.runtime.graphed import Graphed
+from vlprune.measure.efficiency import Report, Row, Spread, bench, calls
 
 NEW = 4
 
@@ -90,7 +91,7 @@ def test_one_tick_a_call(model, inputs):
 
 def test_graphs_are_named_where_they_ran(model, inputs, monkeypatch):
     if model.device.type == "cpu":
-        monkeypatch.setattr("vlprune.runtime.graphed.Graphed", functools.partial(Graphed, capture=direct))
+        monkeypatch.setattr("vlprune.cuda_graphs.graphed.Graphed", functools.partial(Graphed, capture=direct))
     ran = bench(model, inputs, [Random(keep=4)], graphs=True, new_tokens=2, repeats=1, warmup=1)
     assert [row.graphs for row in ran.rows] == [True, True]
     assert "CUDA graphs" in ran.title
@@ -201,7 +202,7 @@ def test_refusals(options, said, capsys):
 
 
 def test_budgets_per_part():
-    from vlprune.bench_cli import _methods
+    from vlprune.cli.bench import _methods
 
     methods = _methods("script, random", "64", 32, None)
     assert [method.keep for method in methods] == [64, Budget(per_tile=32)] * 2

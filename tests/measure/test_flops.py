@@ -25,10 +25,9 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTe
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 
+from tests.support.tiny_llm import SIZES, TOWER
 from vlprune.measure import LLMShape, llm_flops, paper_macs, vision_flops
 from vlprune.measure.flops import GATED
-
-from .tiny import SIZES, TOWER
 
 ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
 

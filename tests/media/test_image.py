@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vlprune.show import ImageError, as_seen, open_image
+from vlprune.media.image import ImageError, as_seen, open_image
 
 NOISE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
 FORMATS = ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"]

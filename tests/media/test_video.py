@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vlprune.show import ImageError
-from vlprune.video import read_clip
-
-from .conftest import write_film
+from tests.support.films import write_film
+from vlprune.media.image import ImageError
+from vlprune.media.video import read_clip
 
 GREYS = [np.full((48, 64, 3), 4 * i, dtype=np.uint8) for i in range(60)]
 FORMATS = {"film.mp4": "libx264", "film.mov": "mpeg4", "film.mkv": "libx264", "film.webm": "libvpx-vp9"}
@@ -51,7 +50,7 @@ def test_containers(tmp_path, name):
 
 def test_it_seeks(tmp_path, monkeypatch):
     """Of a film with a key frame every five frames, three frames cost few to decode."""
-    from vlprune import video
+    from vlprune.media import video
 
     path = write_film(tmp_path / "film.mp4", GREYS, every=5)
     decoded = []

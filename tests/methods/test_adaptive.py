@@ -3,13 +3,11 @@
 import pytest
 import torch
 
+from tests.support.families import reference
+from tests.support.method_models import CASES
 from vlprune import Budget, Random, Script, attach
-from vlprune.models import TokenView
-from vlprune.query import Query
 from vlprune.selection import even_order, greedy_gains, greedy_map_features, relevance_scores
-
-from ..families import reference
-from .cases import CASES
+from vlprune.types import Query, TokenView
 
 STEPS = 4
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -5,10 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from tests.support.token_views import draw, each, one
 from vlprune import get_method, list_methods
 from vlprune.methods import Accounting
-
-from .images import draw, each, one
 
 NAMES = [
     *("attention_top_k", "average_pool", "cdpruner", "divprune", "dpp_only", "graph_only", "random"),

@@ -5,14 +5,13 @@ import functools
 import pytest
 import torch
 
+from tests.support.families import reference
+from tests.support.method_models import CASES
 from vlprune import attach, get_method, list_methods
-from vlprune.methods.inside import InsideMethod
-from vlprune.models import TokenView, family_of
-from vlprune.models.attention import watching
-from vlprune.query import Query
-
-from ..families import reference
-from .cases import CASES
+from vlprune.methods.in_llm import InsideMethod
+from vlprune.models import family_of
+from vlprune.models.tower_attention import watching
+from vlprune.types import Query, TokenView
 
 STEPS, KEEP = 5, 7
 GREEDY = {"do_sample": False, "max_new_tokens": STEPS}

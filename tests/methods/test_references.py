@@ -5,6 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import methods_reference as reference
+from tests.support.token_views import draw, floats, project_one
 from vlprune import (
     TRIM,
     AttentionTopK,
@@ -17,9 +19,6 @@ from vlprune import (
     UniformGrid,
     VisionZip,
 )
-
-from . import reference
-from .images import draw, floats, project_one
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)
 EXACT_GRIDS = settings(derandomize=True, deadline=None, max_examples=100)

@@ -6,10 +6,9 @@ import re
 import pytest
 import torch
 
+from tests.support.token_views import draw
 from vlprune import TRIM, Budget, VisionZip, get_method, list_methods
 from vlprune.methods import _METHODS
-
-from .images import draw
 
 
 @pytest.mark.parametrize("name", ["cdpruner", "relevance_top_k", "script", "script_released", "trim"])

@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
+from tests.support.method_models import EVERY_TOWER
 from vlprune.models import family_of
-from vlprune.models.attention import watching
-
-from .cases import EVERY_TOWER
+from vlprune.models.tower_attention import watching
 
 KINDS = [
     (case, kind) for case in EVERY_TOWER for kind in ("image", "video") if kind == "image" or "video" in case.layouts

@@ -1,32 +1,9 @@
-"""The families, and one tiny model of each, made once."""
-
-import functools
+"""One tiny model of each family, made once."""
 
 import pytest
 import torch
 
-from . import llava, others, qwen
-
-CASES = [
-    llava.LlavaNext(),
-    llava.LlavaNextVideo(),
-    llava.LlavaOnevision(),
-    llava.VideoLlava(),
-    others.InternVL(),
-    qwen.Qwen2VL(),
-    qwen.Qwen25VL(),
-    qwen.Qwen3VL(),
-    others.Gemma3(),
-    others.Idefics3(),
-    others.PaliGemma(),
-    others.SmolVLM(),
-    others.VipLlava(),
-]
-
-
-@functools.cache
-def made(case):
-    return case.model()
+from tests.support.families import made
 
 
 @pytest.fixture

@@ -8,11 +8,9 @@ import torch
 import transformers
 from packaging.version import Version
 
+from tests.support.families import CASES, reference
+from tests.support.families.case import IMAGE, VIDEO, Sample
 from vlprune import Budget, DppOnly, Random, Script, attach
-
-from . import reference
-from .case import IMAGE, VIDEO, Sample
-from .conftest import CASES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:vlprune. .* has no family of its own"),

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from vlprune import DppOnly, Random, Script, UniformGrid, pocket
-from vlprune.loading import Loaded
+from vlprune.evaluation.answers import answers
+from vlprune.evaluation.load_model import Loaded
+from vlprune.evaluation.questions import pocket_items, right
 from vlprune.pocket.train import WORDS
-from vlprune.studies.bench import answers
-from vlprune.studies.items import pocket_items, right
 
 FOLDER = Path(pocket.path())
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from . import tiny
+from tests.support import tiny_llava as tiny
 
 
 @pytest.fixture(scope="session")

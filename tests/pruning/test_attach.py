@@ -8,10 +8,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 import vlprune.models
+from tests.support import llava_reference as reference
+from tests.support import tiny_llava as tiny
 from vlprune import DppOnly, Random, Script, UnsupportedModel, attach
 from vlprune.methods import Method
-
-from . import reference, tiny
 
 GREEDY = {"do_sample": False, "max_new_tokens": 6}
 

@@ -9,9 +9,8 @@ from transformers import VipLlavaConfig, VipLlavaForConditionalGeneration
 
 import vlprune.methods
 import vlprune.models.base
+from tests.support import tiny_llava as tiny
 from vlprune import DppOnly, attach, get_method
-
-from . import tiny
 
 DOCS = Path(__file__).parents[2] / "docs"
 GREEDY = {"do_sample": False, "max_new_tokens": 6}

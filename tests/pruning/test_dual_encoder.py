@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import SiglipConfig, SiglipModel
 
+from tests.support import llava_reference as reference
+from tests.support import tiny_llava as tiny
 from vlprune import Script, attach
-from vlprune.query import DualEncoder, clip_text
+from vlprune.pruning.question import DualEncoder, clip_text
 from vlprune.selection import relevance_scores, select_script
-
-from . import reference, tiny
 
 KEEP = 9
 GREEDY = {"do_sample": False, "max_new_tokens": 3}

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from tests.support import llava_reference as reference
+from tests.support import tiny_llava as tiny
 from vlprune import Random, Script, attach
-from vlprune.features import FeatureCache, digest
-from vlprune.models import Vision, squares
-
-from . import reference, tiny
+from vlprune.models import Vision
+from vlprune.pruning.feature_cache import FeatureCache, digest
+from vlprune.types import squares
 
 KEEP = 9
 GREEDY = {"do_sample": False, "max_new_tokens": 6}

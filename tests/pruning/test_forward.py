@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from tests.support import llava_reference as reference
+from tests.support import tiny_llava as tiny
 from vlprune import Script, attach
-
-from . import reference, tiny
 
 KEEP = 9
 

@@ -8,10 +8,10 @@ import transformers
 from packaging.version import Version
 from transformers import CompileConfig, SiglipVisionConfig
 
+from tests.support import llava_reference as reference
+from tests.support import tiny_llava as tiny
 from vlprune import DppOnly, Random, Script, attach
 from vlprune.selection import greedy_map_features
-
-from . import reference, tiny
 
 STEPS, KEEP = 10, 9
 GREEDY = {"do_sample": False, "max_new_tokens": STEPS}

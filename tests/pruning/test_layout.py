@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlprune.models import Vision, squares
-from vlprune.models.layout import frozen, joined, shorten, whole
-from vlprune.models.units import find_units
+from vlprune.models import Vision
+from vlprune.pruning.layout import frozen, joined, shorten, whole
+from vlprune.pruning.prompt_images import find_units
+from vlprune.types import squares
 
 KIND = {"pad": 0, "text": 1, "drop": 2}
 

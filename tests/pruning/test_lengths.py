@@ -4,9 +4,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, TextStreamer
 
+from tests.support import tiny_llava as tiny
 from vlprune import Script, attach
-
-from . import tiny
 
 KEEP = 9
 GREEDY = {"do_sample": False}

@@ -7,7 +7,7 @@ import torch
 
 from vlprune import Budget, DppOnly, Random, Script, get_method, list_methods
 from vlprune.methods import register_method
-from vlprune.models import TokenView
+from vlprune.types import TokenView
 
 
 @pytest.mark.parametrize(

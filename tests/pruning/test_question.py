@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 
+from tests.support import llava_reference as reference
+from tests.support import tiny_llava as tiny
 from vlprune import DppOnly, Script, attach
-from vlprune.query import clean
-
-from . import reference, tiny
+from vlprune.pruning.question import clean
 
 KEEP = 9
 GREEDY = {"do_sample": False, "max_new_tokens": 3}

@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 
+from tests.support import llava_reference as reference
+from tests.support import tiny_llava as tiny
 from vlprune import DppOnly, Random, Record, Script, attach
-from vlprune.record import Stopwatch
+from vlprune.devices import Stopwatch
 from vlprune.selection import graph_scores, relevance_scores
-
-from . import reference, tiny
 
 KEEP = 9
 GREEDY = {"do_sample": False, "max_new_tokens": 2}

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from tests.support import llava_reference as reference
+from tests.support import tiny_llava as tiny
 from vlprune import Script, attach
-
-from . import reference, tiny
 
 STEPS, KEEP = 6, 9
 OPTIONS = {"do_sample": False, "max_new_tokens": STEPS, "return_dict_in_generate": True}

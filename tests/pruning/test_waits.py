@@ -3,15 +3,14 @@
 import pytest
 import torch
 
-from tests.families.llava import LlavaNext, LlavaOnevision
+from tests.support import tiny_llava as tiny
+from tests.support.families.llava import LlavaNext, LlavaOnevision
+from tests.support.pretended_device import PLACE, Device, moved
 from vlprune import attach
 from vlprune.methods.base import Method
 from vlprune.models.base import family_of
-from vlprune.models.probe import probe
-from vlprune.selection import Selection
-
-from . import tiny
-from .device import PLACE, Device, moved
+from vlprune.pruning.probe import probe
+from vlprune.types import Selection
 
 #: transformers counts an image's tokens and copies the number to the device, where nobody reads it; and we lay out
 #: the tower's states, by the same function.

@@ -8,9 +8,10 @@ import torch
 
 from vlprune import selection
 from vlprune.selection import fused, fusion, graph, use_fused
-from vlprune.selection.fused import replay, report
+from vlprune.selection.fused import device_errors as report
+from vlprune.selection.fused import replay
 from vlprune.selection.fused.greedy import greedy
-from vlprune.selection.fused.rows import measure
+from vlprune.selection.fused.token_table import measure
 from vlprune.selection.numerics import TIE
 
 GPU = torch.cuda.is_available()

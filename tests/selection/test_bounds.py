@@ -9,9 +9,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.support import selection_reference as reference
 from vlprune.selection import greedy_map, greedy_map_features, query_kernel
-
-from . import reference
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=60)
 SEEDS = st.integers(0, 10**6)

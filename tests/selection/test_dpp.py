@@ -6,12 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import selection_reference as reference
 from vlprune.selection import greedy_map, greedy_map_features, query_kernel
 from vlprune.selection.dpp import matrix_for_greedy, weigh, worth_a_matrix
 from vlprune.selection.greedy import MatrixKernel, VectorKernel, greedy, greedy_on_device, greedy_on_host
 from vlprune.selection.numerics import unit_vectors
-
-from . import reference
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)
 KINDS = ["s_prime", "s"]

@@ -3,9 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlprune.selection import farthest_points, spread
-
-from . import reference
+from tests.support import selection_reference as reference
+from vlprune.selection import farthest_points
+from vlprune.selection import farthest_points as spread
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)
 

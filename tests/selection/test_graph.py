@@ -3,9 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import selection_reference as reference
 from vlprune.selection import graph_keep, graph_scores
-
-from . import reference
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)
 GRAPHS = ["bipartite", "full", "random"]

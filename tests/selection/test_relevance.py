@@ -2,11 +2,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import selection_reference as reference
 from vlprune.selection import relevance_scores
 from vlprune.selection.numerics import unit_vectors
 from vlprune.selection.relevance import relevance_on_device, relevance_on_host
-
-from . import reference
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=50)
 

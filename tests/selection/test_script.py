@@ -3,18 +3,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlprune.selection import (
-    Selection,
-    fuse,
-    graph_keep,
-    graph_scores,
-    greedy_map,
-    query_kernel,
-    relevance_scores,
-    select_script,
-)
-
-from . import reference
+from tests.support import selection_reference as reference
+from vlprune.selection import fuse, graph_keep, graph_scores, greedy_map, query_kernel, relevance_scores, select_script
+from vlprune.types import Selection
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)
 RULES = ["released", "supplement", "filter"]

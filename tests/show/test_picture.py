@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
+from vlprune.cli.tables import answer_table, cost_table
 from vlprune.record import Record
 from vlprune.show import Mark, contact_sheet, picture, save_contact_sheet, save_picture
-from vlprune.show.tables import answer_table, cost_table
 
 SIDE = 6
 

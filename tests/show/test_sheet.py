@@ -7,10 +7,10 @@ from PIL import Image
 
 from vlprune.models.internvl import tiled
 from vlprune.models.llava_next import Anyres, image_shape
-from vlprune.models.shape import squares, stacked
 from vlprune.record import Record
 from vlprune.show import picture
 from vlprune.show.sheet import SHOWN, lay_out
+from vlprune.types import squares, stacked
 
 
 def record(shape, **more):
@@ -23,7 +23,7 @@ def record(shape, **more):
 @pytest.fixture(scope="module")
 def model():
     """A LLaVA-NeXT whose base view and tiles have 4 x 4 tokens."""
-    from ..families.llava import LlavaNext
+    from tests.support.families.llava import LlavaNext
 
     return LlavaNext().model()
 

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cli.conftest import checkpoint  # noqa: F401
-from tests.studies.test_eval import lines_of, picture_file
+from tests.evaluation.test_eval import lines_of, picture_file
 from vlprune import Script
-from vlprune.loading import UserError
-from vlprune.models import TokenView
-from vlprune.query import Query
+from vlprune.errors import UserError
+from vlprune.evaluation.image_tokens import Looked, near_similarity
+from vlprune.evaluation.questions import pocket_items
+from vlprune.evaluation.stats import mcnemar
 from vlprune.studies import STUDIES, get_study
 from vlprune.studies.ablation import Parts
-from vlprune.studies.items import pocket_items
-from vlprune.studies.look import Looked, near_similarity
 from vlprune.studies.redundancy import _by_distance, image_entropy, own_entropy
-from vlprune.studies.stats import mcnemar
+from vlprune.types import Query, TokenView
 
 
 def check_graph(data):
@@ -168,7 +166,7 @@ def test_refusals(program, tmp_path):
         ("preferences", ["--keep", 4]),
     ],
 )
-def test_on_another_model_and_data(program, tmp_path, checkpoint, name, words):  # noqa: F811
+def test_on_another_model_and_data(program, tmp_path, checkpoint, name, words):
     data = picture_file(tmp_path)
     if get_study(name).NEEDS == "images":
         data = tmp_path

@@ -1,7 +1,7 @@
 """Checkpoints of every family with its own processor, and videos asked about: run in a process with the stand-in.
 
-`python -m tests.cli.families FOLDER CLIP` saves them all under FOLDER, asks each that takes videos about CLIP, and
-prints, as JSON, what the program said.
+`python -m tests.support.family_checkpoints FOLDER CLIP` saves them all under FOLDER, asks each that takes videos about
+CLIP, and prints, as JSON, what the program said.
 """
 
 import json
@@ -11,13 +11,13 @@ from io import StringIO
 from pathlib import Path
 
 if __name__ == "__main__":
-    from . import stand_in  # noqa: F401
+    from tests.support import torchvision_stand_in as stand_in  # noqa: F401
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ..families import conftest
-from ..families.case import PATCH, VOCAB
+from tests.support import families
+from tests.support.families.case import PATCH, VOCAB
 
 QUESTION = "what is it ?"
 SPECIAL = ["<pad>", "<s>", "</s>", "<image>", "<video>", "<open>", "<close>", "<unk>"]
@@ -30,7 +30,7 @@ TEMPLATE = (
 TILES = [[32, 32], [32, 64], [64, 32], [64, 64]]
 NAMES = ["llava_next", "llava_next_video", "llava_onevision", "video_llava", "internvl"]
 NAMES += ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "vipllava"]
-CASES = {case.name: case for case in conftest.CASES if case.name in NAMES}
+CASES = {case.name: case for case in families.CASES if case.name in NAMES}
 VIDEOS = [name for name in CASES if name not in ("llava_next", "vipllava")]
 
 
@@ -89,7 +89,7 @@ def processor(name):
 
 def asked(*arguments):
     """The program's exit code, output and errors."""
-    from vlprune.cli import main
+    from vlprune.cli.app import main
 
     out, err = StringIO(), StringIO()
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..families import reference as prompts
+from tests.support.families import reference as prompts
 
 
 @dataclass

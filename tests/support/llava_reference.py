@@ -5,9 +5,8 @@ Shares nothing with the seam but `select_script`, which has its own tests.
 
 import torch
 
+from tests.support import tiny_llava as tiny
 from vlprune.selection import select_script
-
-from . import tiny
 
 
 @torch.no_grad()

@@ -2,8 +2,8 @@
 
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
-from ..families import llava, others, qwen
-from ..families.case import IMAGE, PATCH, Case, clip_tower, grid, llama, noise
+from tests.support.families import llava, others, qwen
+from tests.support.families.case import IMAGE, PATCH, Case, clip_tower, grid, llama, noise
 
 
 class Llava(Case):

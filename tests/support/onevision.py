@@ -1,15 +1,15 @@
-"""`python -m tests.cli.onevision FOLDER COMMAND ...`: the program beside a tiny LLaVA-OneVision."""
+"""`python -m tests.support.onevision FOLDER COMMAND ...`: the program beside a tiny LLaVA-OneVision."""
 
 import sys
 
 if __name__ == "__main__":
-    from . import stand_in  # noqa: F401
+    from tests.support import torchvision_stand_in as stand_in  # noqa: F401
 
 import transformers as t
 
-from ..families.case import PATCH
-from ..families.llava import LlavaOnevision
-from .families import TEMPLATE, tokenizer
+from tests.support.families.case import PATCH
+from tests.support.families.llava import LlavaOnevision
+from tests.support.family_checkpoints import TEMPLATE, tokenizer
 
 
 class Onevision(LlavaOnevision):
@@ -32,7 +32,7 @@ def save(folder):
 
 
 if __name__ == "__main__":
-    from vlprune.cli import main
+    from vlprune.cli.app import main
 
     save(sys.argv[1])
     main(sys.argv[2:])

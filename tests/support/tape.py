@@ -40,7 +40,7 @@ class Tape(TorchDispatchMode):
 
 
 def taped(function):
-    """A capture, as `vlprune.runtime.capture` understands it."""
+    """A capture, as `vlprune.cuda_graphs.capture` understands it."""
     function()
     tape = Tape()
     with tape:

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from vlprune.models import TokenView
-from vlprune.query import Query
+from vlprune.types import Query, TokenView
 
 WIDTH = 24  # of the tower; above every n in the tests against references, so that kernels have full rank
 

@@ -17,19 +17,20 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Union
 
 import typer
 
-from vlprune import asking
-from vlprune.asking import decoded
-from vlprune.bench_cli import bench
 from vlprune.budget import Budget
-from vlprune.loading import UserError, load
+from vlprune.cli.bench import bench
+from vlprune.errors import UserError
+from vlprune.evaluation import one_question as asking
+from vlprune.evaluation.load_model import load
+from vlprune.evaluation.one_question import decoded
 
 if TYPE_CHECKING:
     from PIL import Image
     from rich.console import Console
     from rich.progress import Progress
 
+    from vlprune.media.video import Clip
     from vlprune.methods import Method
-    from vlprune.video import Clip
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 FRAMES = 16
@@ -276,7 +277,7 @@ def _nearest(word: str, words: Sequence[str]) -> str:
 
 def output_path(path: Path, *inputs: str | Path | None, force: bool) -> Path:
     """Refuse a file that could not or must not be written, before any work is done for it."""
-    from vlprune.outputs import OutputError, check_output
+    from vlprune.media.outputs import OutputError, check_output
 
     try:
         return check_output(path, inputs=[source for source in inputs if source is not None], force=force)
@@ -330,7 +331,7 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Ask about an image or a video, with only the tokens that the question needs."""
-    from vlprune.video import ENDINGS
+    from vlprune.media.video import ENDINGS
 
     video = path.suffix.lower() in ENDINGS
     if frames is not None and not video:
@@ -353,7 +354,7 @@ def ask(
         found["keep"] = keep if "+" in method else _said(chosen.keep, video)
         print(json.dumps({**found, "tokens": asking.chosen(record), "cost": asking.cost(run)}, indent=2))
         return
-    from vlprune.show.tables import cost_table, figures
+    from vlprune.cli.tables import cost_table, figures
 
     console = _console()
     console.print(answer, markup=False, highlight=False)
@@ -393,7 +394,7 @@ def _said(keep: int | float | Budget, video: bool) -> Any:
 
 
 def _image(path: Path) -> Image.Image:
-    from vlprune.show.image import ImageError, open_image
+    from vlprune.media.image import ImageError, open_image
 
     try:
         return open_image(path)
@@ -403,8 +404,8 @@ def _image(path: Path) -> Image.Image:
 
 def _video(path: Path, count: int) -> Clip:
     """The frames of a video; a bar shows how far its decoding has come, where somebody may look."""
-    from vlprune.show.image import ImageError
-    from vlprune.video import read_clip
+    from vlprune.media.image import ImageError
+    from vlprune.media.video import read_clip
 
     with _progress() as progress:
         task = progress.add_task(f"decoding {path.name}", total=None)
@@ -477,7 +478,7 @@ def compare(
     loaded = load(model, clip, device)
     inputs = asking.prepare(loaded, image, question)
 
-    from vlprune import comparing
+    from vlprune.evaluation import compare as comparing
 
     with _progress() as progress:
         task = progress.add_task("", total=1 + len(chosen))
@@ -500,7 +501,7 @@ def compare(
         methods = {way.name: way.facts() for way in others}
         print(json.dumps({**found, "all": plain.facts(), "methods": methods}, indent=2))
         return
-    from vlprune.show.tables import compare_table
+    from vlprune.cli.tables import compare_table
 
     _console().print(compare_table(ways, vision))
     print(f"wrote {target}")
@@ -530,7 +531,7 @@ def demo(
     chosen = _method(method, keep, settings)
     loaded = load("pocket", None, device)
 
-    from vlprune.demo import run_demo
+    from vlprune.evaluation.demo import run_demo
 
     shown = run_demo(loaded, chosen, scene, repeats)
     _save(target, **shown.picture())
@@ -538,7 +539,7 @@ def demo(
         found = {"scene": shown.scene.name, "method": chosen.name, "keep": keep if "+" in method else chosen.keep}
         print(json.dumps({**found, "questions": [asked.facts() for asked in shown.asked]}, indent=2))
         return
-    from vlprune.show.tables import answer_table, cost_table, figures
+    from vlprune.cli.tables import answer_table, cost_table, figures
 
     console = _console()
     questions = [(asked.question.text, asked.question.answer) for asked in shown.asked]
@@ -556,8 +557,8 @@ def demo(
 @app.command()
 def methods() -> None:
     """List the methods: what they need, what a budget comes to, their settings and presets."""
+    from vlprune.cli.tables import needs_table, settings_table
     from vlprune.methods import get_method, list_methods
-    from vlprune.show.tables import needs_table, settings_table
 
     console, known = _console(), [get_method(name, keep=KEEP) for name in list_methods()]
     console.print(needs_table(known, n=576, layers=32))
@@ -590,4 +591,4 @@ def models() -> None:
     print("such as llava-hf/llava-1.5-7b-hf.")
 
 
-import vlprune.studies.commands  # noqa: E402, F401  # eval, study and report, which use what is above
+import vlprune.cli.evaluate  # noqa: E402, F401  # eval, study and report, which use what is above

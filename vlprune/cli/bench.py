@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlprune.budget import Budget
-from vlprune.loading import UserError, load
+from vlprune.errors import UserError
+from vlprune.evaluation.load_model import load
 
 if TYPE_CHECKING:
     from vlprune.methods import Method
@@ -45,7 +46,7 @@ def bench(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
 ) -> None:
     """Measure what pruning saves: tokens, operations, milliseconds, memory."""
-    from vlprune.cli import output_path
+    from vlprune.cli.app import output_path
     from vlprune.errors import UnsupportedModel
 
     for path in (out_json, out_markdown):
@@ -60,7 +61,7 @@ def bench(
             report = _run(chosen, way, new, repeats, model, *_loaded(model, clip, device))
     except UnsupportedModel as error:
         raise UserError(f"--model {model}: {error}") from error
-    from vlprune.cli import _console
+    from vlprune.cli.app import _console
 
     _console().print(report.to_table())
     if out_json is not None:
@@ -71,7 +72,7 @@ def bench(
 
 def _methods(names: str, keep: str | None, per_tile: int | None, per_frame: int | None) -> list[Method]:
     """Every method with every budget."""
-    from vlprune.cli import _method
+    from vlprune.cli.app import _method
 
     budgets: list[str | Budget] = [part.strip() for part in (keep or "").split(",") if part.strip()]
     if per_tile is not None or per_frame is not None:
@@ -84,7 +85,7 @@ def _methods(names: str, keep: str | None, per_tile: int | None, per_frame: int 
 
 def _random(name: str, text: int, batch: int, device: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A published architecture, a prompt for it, and nothing more for `attach`."""
-    from vlprune.loading import _device
+    from vlprune.evaluation.load_model import _device
     from vlprune.measure.architectures import architecture
 
     try:
@@ -97,7 +98,7 @@ def _random(name: str, text: int, batch: int, device: str) -> tuple[Any, dict[st
 
 def _loaded(name: str, clip: str | None, device: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """A model with its processor, a prompt about one image, and what `attach` takes for it."""
-    from vlprune import asking
+    from vlprune.evaluation import one_question as asking
 
     loaded = load(name, clip, device)
     question, image = QUESTION, _noise()
@@ -134,7 +135,7 @@ def _run(
     from rich.console import Console
     from rich.progress import Progress
 
-    from vlprune.measure import bench as measuring
+    from vlprune.measure import efficiency as measuring
 
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(f"measuring {name}", total=measuring.calls(methods, repeats))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlprune.budget import Budget
-from vlprune.cli import (
+from vlprune.cli.app import (
     AsJson,
     ClipName,
     Device,
@@ -26,13 +26,14 @@ from vlprune.cli import (
     app,
     output_path,
 )
-from vlprune.loading import UserError, load
+from vlprune.errors import UserError
+from vlprune.evaluation.load_model import load
 from vlprune.studies import STUDIES, get_study
 
 if TYPE_CHECKING:
+    from vlprune.evaluation.answers import Bench
+    from vlprune.evaluation.result import Result
     from vlprune.methods import Method
-    from vlprune.studies.bench import Bench
-    from vlprune.studies.result import Result
 
 BUDGETS = "192,128,64,32,16"
 SPLITS = ("validation", "test")
@@ -85,14 +86,14 @@ def evaluate(
     """
     methods = _methods(names, keep)
     if data is None and "oracle" not in methods and names == "all":
-        from vlprune.studies.perquestion import Oracle
+        from vlprune.evaluation.reference_methods import Oracle
 
         methods["oracle"] = {said: Oracle(keep=_keep(said)) for said in _budgets(keep)}
     asked = {"methods": names, "keep": keep}
     with _bench(
         "eval", out, model, data, split, questions, match, seed, clip, max_new_tokens, device, batch, asked=asked
     ) as bench:
-        from vlprune.studies.evaluate import evaluate as score
+        from vlprune.evaluation.accuracy import evaluate as score
 
         result = score(bench, methods)
     _finish(result, bench.run.folder, as_json)
@@ -141,8 +142,8 @@ def report(
     force: Force = False,
 ) -> None:
     """Put the tables and figures of runs into one HTML file that needs nothing else."""
-    from vlprune.show.report import write_report
-    from vlprune.studies.run import files_of
+    from vlprune.evaluation.report import write_report
+    from vlprune.evaluation.run_folder import files_of
 
     read = [path for folder in folders for path in files_of(folder)]
     write_report(folders, output_path(out, *read, force=force))
@@ -180,7 +181,7 @@ def _methods(names: str, keep: str) -> dict[str, dict[str, Method]]:
     for spec in wanted:
         name, *pairs = spec.split(":")
         if name == "oracle" and not pairs:
-            from vlprune.studies.perquestion import Oracle
+            from vlprune.evaluation.reference_methods import Oracle
 
             found[spec] = {said: Oracle(keep=_keep(said)) for said in _budgets(keep)}
         else:
@@ -209,7 +210,7 @@ def _bench(
     asked: dict[str, Any] | None = None,
 ) -> Iterator[Bench]:
     """What a command works with, under a bar that shows how far it has come."""
-    from vlprune.studies.items import MATCHES, file_items, pocket_items
+    from vlprune.evaluation.questions import MATCHES, file_items, pocket_items
 
     if split not in SPLITS:
         raise UserError(f"--split {split}: choose from {', '.join(SPLITS)}.")
@@ -226,7 +227,7 @@ def _bench(
         settings |= {"data": str(data), "digest": _digest(data), "match": match, "max_new_tokens": longest}
     if keep:
         settings |= {"keep": list(keep), "small": small}
-    from vlprune.studies.run import Run, default_folder
+    from vlprune.evaluation.run_folder import Run, default_folder
 
     folder = out or default_folder(command, settings)
     known = Run(folder, command, settings, asked) if folder.exists() else None  # refused before the model is loaded
@@ -234,7 +235,7 @@ def _bench(
     run = known or Run(folder, command, settings, asked)
     cuda = loaded.model.device.type == "cuda"
 
-    from vlprune.studies.bench import Bench
+    from vlprune.evaluation.answers import Bench
 
     with _progress() as progress:
         task = progress.add_task(command, total=0)

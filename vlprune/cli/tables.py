@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vlprune.comparing import Way
+    from vlprune.evaluation.compare import Way
     from vlprune.measure import Run
     from vlprune.methods import Method
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vlprune.runtime.graphed import Graphed
+    from vlprune.cuda_graphs.graphed import Graphed
 
 __all__ = ["Graphed", "with_graphs"]
 
@@ -26,14 +26,14 @@ def with_graphs(model: Any, graphs: bool | str) -> Graphed | None:
         raise ValueError(f"graphs={graphs!r}: choose from False, True and 'compile'.")
     if not graphs:
         return None
-    from vlprune.runtime.graphed import Graphed
+    from vlprune.cuda_graphs.graphed import Graphed
 
     return Graphed(model, compile=graphs == "compile")
 
 
 def __getattr__(name: str) -> Any:
     if name == "Graphed":  # transformers' caches take seconds to load
-        from vlprune.runtime.graphed import Graphed
+        from vlprune.cuda_graphs.graphed import Graphed
 
         return Graphed
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

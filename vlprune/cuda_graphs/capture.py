@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from vlprune.instead import instead
+from vlprune.pruning.patched_attributes import instead
 
 #: Takes a function of no arguments, and gives one that does the same to the same memory.
 Capture = Callable[[Callable[[], Any]], Callable[[], Any]]

@@ -60,7 +60,7 @@ def attend(product: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tens
     keys and the values in their first n slots. Returns (B, n, heads times d).
     """
     if product.device.type == "cuda":
-        from vlprune.runtime.kernels import launch
+        from vlprune.cuda_graphs.kernels import launch
 
         return launch(product, cos, sin, keys, values, scale)
     (_, few, _, d), n = keys.shape, product.shape[1]

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlprune.runtime.attend import Attention, usable
-from vlprune.runtime.between import Gated, Norm, plain_mlp, plain_norm
+from vlprune.cuda_graphs.fused_attention import Attention, usable
+from vlprune.cuda_graphs.fused_norm_mlp import Gated, Norm, plain_mlp, plain_norm
 
 #: Children of a module that its forward calls on the same input, in the order of the calls.
 GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -82,7 +82,7 @@ class Projections:
 
     @contextmanager
     def joined(self, short: bool, compiled: bool) -> Iterator[None]:
-        """`short`: a prompt of at most `vlprune.runtime.attend.LONGEST` tokens is read, without padding.
+        """`short`: a prompt of at most `vlprune.cuda_graphs.fused_attention.LONGEST` tokens is read, without padding.
 
         `compiled`: a compiler makes what lies between the products.
         """

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlprune.runtime.attend import has_kernels
+from vlprune.cuda_graphs.fused_attention import has_kernels
 
 #: Classes of transformers that are plain: weight times x by its root mean square; down(silu(gate(x)) * up(x)).
 NORMS = ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen2_5_VLRMSNorm", "Qwen3VLTextRMSNorm")
@@ -59,7 +59,7 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     tensor([[0.8485, 2.2627]])
     """
     if x.device.type == "cuda":
-        from vlprune.runtime.kernels import launch_norm
+        from vlprune.cuda_graphs.kernels import launch_norm
 
         return launch_norm(x, weight, eps)
     wide = x.float()
@@ -73,7 +73,7 @@ def gated(product: Tensor) -> Tensor:
     tensor([[7.3106]])
     """
     if product.device.type == "cuda":
-        from vlprune.runtime.kernels import launch_gate
+        from vlprune.cuda_graphs.kernels import launch_gate
 
         return launch_gate(product)
     gate, up = product.chunk(2, dim=-1)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from vlprune.runtime.capture import Capture, Compiled, CudaGraphs, inspect
-from vlprune.runtime.joint import Projections
-from vlprune.runtime.session import Session, capacity
-from vlprune.runtime.tower import tower_forward, towers
+from vlprune.cuda_graphs.capture import Capture, Compiled, CudaGraphs, inspect
+from vlprune.cuda_graphs.fused_linear import Projections
+from vlprune.cuda_graphs.session import Session, capacity
+from vlprune.cuda_graphs.vision_tower import tower_forward, towers
 
 #: Sessions (batch size and cache size) whose graphs and caches are kept.
 SESSIONS = 4

@@ -1,4 +1,4 @@
-"""What `vlprune.runtime.attend` and `vlprune.runtime.between` run on a GPU, in Triton."""
+"""What `vlprune.cuda_graphs.fused_attention` and `vlprune.cuda_graphs.fused_norm_mlp` run on a GPU, in Triton."""
 
 # mypy: disallow-untyped-defs=False
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlprune.runtime.attend import LONGEST
-from vlprune.runtime.capture import Capture, Compiled
-from vlprune.runtime.joint import Projections
-from vlprune.runtime.slots import FILL, STEP, SlotCache, writing
+from vlprune.cuda_graphs.capture import Capture, Compiled
+from vlprune.cuda_graphs.fused_attention import LONGEST
+from vlprune.cuda_graphs.fused_linear import Projections
+from vlprune.cuda_graphs.static_cache import FILL, STEP, SlotCache, writing
 
 
 def bucket(length: int) -> int:

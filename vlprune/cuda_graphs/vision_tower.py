@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from vlprune.cuda_graphs.capture import Capture, inspect
 from vlprune.models.llava import TOWERS
-from vlprune.runtime.capture import Capture, inspect
 
 #: More images than these fill the GPU, so that launches are no longer what takes the time.
 IMAGES = 8

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlprune.loading import UserError
-from vlprune.studies.bench import WHOLE, Bench, Line
-from vlprune.studies.plots import curves
-from vlprune.studies.result import Result, Table
-from vlprune.studies.stats import mcnemar, relative, wilson
+from vlprune.errors import UserError
+from vlprune.evaluation.answers import WHOLE, Bench, Line
+from vlprune.evaluation.plots import curves
+from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.stats import mcnemar, relative, wilson
 
 if TYPE_CHECKING:
     from vlprune.methods import Method

@@ -9,19 +9,19 @@ from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from vlprune import asking
-from vlprune.errors import UnsupportedModel
-from vlprune.loading import Loaded, UserError
-from vlprune.studies.items import Item, right
+from vlprune.errors import UnsupportedModel, UserError
+from vlprune.evaluation import one_question as asking
+from vlprune.evaluation.load_model import Loaded
+from vlprune.evaluation.questions import Item, right
 
 if TYPE_CHECKING:
     import torch
 
+    from vlprune.evaluation.prefix_cache import Memory
+    from vlprune.evaluation.run_folder import Run
     from vlprune.methods import Method
     from vlprune.models.base import Family
     from vlprune.record import Record
-    from vlprune.studies.remember import Memory
-    from vlprune.studies.run import Run
 
 WHOLE = "all tokens"
 BLOCK = 8  # batches whose images' features are held at once
@@ -61,10 +61,10 @@ def answers(
     """
     import torch
 
-    from vlprune.comparing import _loaded_once
+    from vlprune.evaluation.compare import _loaded_once
+    from vlprune.evaluation.prefix_cache import Memory, memory_for
     from vlprune.models.base import family_of
-    from vlprune.models.probe import see
-    from vlprune.studies.remember import Memory, memory_for
+    from vlprune.pruning.probe import see
     from vlprune.studies.still import StillCache
 
     if isinstance(loaded.clip, str):
@@ -103,7 +103,7 @@ def answers(
 
 def _distinct(model: Any, family: Family, items: Sequence[Item], inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The ids and pixels of a batch without the rows that show an image again, where rows can be taken out."""
-    from vlprune.models.probe import present
+    from vlprune.pruning.probe import present
 
     pixels = {name: value for name, value in inputs.items() if name in family.vision_inputs}
     if not all(family.sliceable(stream, pixels) for stream in present(model, family, pixels)):
@@ -153,9 +153,9 @@ def _ask(
     longest: int,
     positions: str | None,
 ) -> Answered:
+    from vlprune.evaluation.prefix_cache import remembering
+    from vlprune.evaluation.reference_methods import for_questions
     from vlprune.pruner import attach
-    from vlprune.studies.perquestion import for_questions
-    from vlprune.studies.remember import remembering
 
     model, processor = loaded.model, loaded.processor
     try:

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field, replace
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from vlprune import asking
-from vlprune.loading import Loaded, UserError, one_sentence, say_looking
+from vlprune.errors import UserError
+from vlprune.evaluation import one_question as asking
+from vlprune.evaluation.load_model import Loaded, one_sentence, say_looking
 
 if TYPE_CHECKING:
-    from vlprune.features import FeatureCache
     from vlprune.measure import Run
     from vlprune.methods import Accounting, Method
+    from vlprune.pruning.feature_cache import FeatureCache
     from vlprune.record import Record
 
 ALL = "all tokens"
@@ -83,10 +84,10 @@ def compare(
     import torch
 
     from vlprune.errors import UnsupportedModel
-    from vlprune.features import FeatureCache
     from vlprune.measure import measure_generate
     from vlprune.models.base import family_of
-    from vlprune.models.probe import see
+    from vlprune.pruning.feature_cache import FeatureCache
+    from vlprune.pruning.probe import see
 
     try:
         family = family_of(loaded.model)
@@ -126,7 +127,7 @@ def _way(
 
 def _loaded_once(loaded: Loaded) -> tuple[Any, Any]:
     """The dual encoder that `loaded.clip` names and its tokenizer, so that not each pruner reads them anew."""
-    from vlprune.query import load_dual_encoder
+    from vlprune.pruning.question import load_dual_encoder
 
     say_looking(loaded.clip)
     with one_sentence("--clip", loaded.clip):

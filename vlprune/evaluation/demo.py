@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlprune.asking import chosen, cost, decoded, measured, prepare, prune
+from vlprune.evaluation.one_question import chosen, cost, decoded, measured, prepare, prune
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vlprune.loading import Loaded
+    from vlprune.evaluation.load_model import Loaded
     from vlprune.measure import Run
     from vlprune.methods import Method
     from vlprune.pocket.world import Question, Scene
@@ -63,8 +63,8 @@ class Demo:
 def run_demo(loaded: Loaded, method: Method, scene: int, repeats: int) -> Demo:
     """Draw a scene of the test split and ask all there is to ask about it, both ways."""
     from vlprune import pocket
+    from vlprune.media.image import as_seen
     from vlprune.pocket.render import images
-    from vlprune.show import as_seen
 
     (drawn,) = pocket.scenes("test", 1, start=scene)
     (image,) = images([drawn])

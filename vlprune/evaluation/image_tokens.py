@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from vlprune.loading import UserError
+from vlprune.errors import UserError
 from vlprune.methods import Method
-from vlprune.selection import Selection
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
-    from vlprune.studies.bench import Bench
-    from vlprune.studies.items import Item
+    from vlprune.evaluation.answers import Bench
+    from vlprune.evaluation.questions import Item
+    from vlprune.types import Query, TokenView
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class _Glimpse(Method):
 
 def look(bench: Bench, items: Sequence[Item] | None = None, tiles: bool = False) -> list[Looked]:
     """The tokens of each image, once; unless `tiles` may be, images whose tokens are not one grid are refused."""
-    from vlprune.studies.bench import answers
+    from vlprune.evaluation.answers import answers
 
     images = list({item.group: item for item in (bench.items if items is None else items)}.values())
     glimpse, found = _Glimpse(keep=1), []

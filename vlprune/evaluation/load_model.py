@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
-class UserError(Exception):
-    """Something the user can put right; the message is one plain sentence, and the program ends with code 2."""
+from vlprune.errors import UserError
 
 
 @dataclass
@@ -33,8 +31,8 @@ def load(name: str, clip: str | None, device: str, *, video: bool = False) -> Lo
     >>> load("poket", None, "cpu")
     Traceback (most recent call last):
     ...
-    vlprune.loading.UserError: --model poket: there is no such folder, and it is not 'pocket' or a hub id (did you \
-mean 'pocket'?).
+    vlprune.errors.UserError: --model poket: there is no such folder, and it is not 'pocket' or a hub id (did you mean \
+'pocket'?).
     """
     where = _device(device)
     if name == "pocket":

@@ -6,24 +6,25 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlprune.loading import Loaded, UserError, one_sentence, say_looking
+from vlprune.errors import UserError
+from vlprune.evaluation.load_model import Loaded, one_sentence, say_looking
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
     from vlprune.measure import Run
+    from vlprune.media.video import Clip
     from vlprune.methods import Accounting, Method
     from vlprune.pruner import Pruner
     from vlprune.record import Record
-    from vlprune.video import Clip
 
 FALLBACK_PROMPT = "USER: {placeholder}\n{question} ASSISTANT:"  # LLaVA-1.5's, for checkpoints without a chat template
 
 
 def prepare(loaded: Loaded, shown: Image.Image | Clip, question: str) -> dict[str, Any]:
     """What the model's `generate` takes to answer about an image or a video, by its chat template."""
-    from vlprune.video import Clip
+    from vlprune.media.video import Clip
 
     processor, kind = loaded.processor, "video" if isinstance(shown, Clip) else "image"
     placeholders = {name: getattr(processor, f"{name}_token", f"<{name}>") for name in ("image", "video")}
@@ -113,7 +114,7 @@ def together(records: Sequence[Record]) -> Record:
     """One record of all: some models take the tiles of an image, or the frames of a video, for images of their own.
 
     >>> import torch
-    >>> from vlprune.models.shape import squares
+    >>> from vlprune.types import squares
     >>> from vlprune.record import Record
     >>> one = Record(torch.tensor([0, 3]), 4, 2, (2, 2), parts=squares("image", "image", 4).parts)
     >>> both = together([one, one])
@@ -124,7 +125,7 @@ def together(records: Sequence[Record]) -> Record:
 
     import torch
 
-    from vlprune.models import Part
+    from vlprune.types import Part
 
     if len(records) == 1:
         return records[0]
@@ -210,8 +211,8 @@ def cost(run: Run) -> dict[str, Any]:
 
 def whole_cost(loaded: Loaded, run: Run, record: Record) -> dict[str, str]:
     """What the same answer would have cost with all visual tokens, as far as formulas say, for `cost_table`."""
+    from vlprune.cli.tables import amount
     from vlprune.measure import LLMShape, kv_bytes, llm_flops
-    from vlprune.show.tables import amount
 
     if not LLMShape.knows(loaded.model):
         return {}
@@ -251,8 +252,8 @@ def views(loaded: Loaded, inputs: dict[str, Any], shown: Image.Image | Clip, rec
     """
     from PIL import Image
 
-    from vlprune.show import as_seen
-    from vlprune.video import Clip
+    from vlprune.media.image import as_seen
+    from vlprune.media.video import Clip
 
     parts, processor = len(record.parts), loaded.processor
     pixels = next(inputs[name] for name in inputs if name.startswith("pixel_values"))

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlprune.instead import instead
-from vlprune.methods.inside import InsideMethod, parts
+from vlprune.methods.in_llm import InsideMethod, parts
+from vlprune.pruning.patched_attributes import instead
 
 if TYPE_CHECKING:
     from vlprune.methods import Method
@@ -66,7 +66,7 @@ class Memory(dict[Hashable, Front]):
 
 def memory_for(method: Method, everything: Memory) -> Memory | None:
     """The memory to use for a method: None if it reads the question, `everything` if all tokens enter the LLM."""
-    from vlprune.studies.evaluate import whole
+    from vlprune.evaluation.accuracy import whole
 
     first, _ = parts(method)
     if isinstance(first, InsideMethod) or first == whole():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from vlprune.loading import UserError
+from vlprune.errors import UserError
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -43,7 +43,7 @@ class Item:
             from vlprune.pocket.render import images
 
             return images([self.scene])[0]
-        from vlprune.show.image import ImageError, open_image
+        from vlprune.media.image import ImageError, open_image
 
         assert self.path is not None
         try:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from vlprune.methods import Method, Random
-from vlprune.selection import Selection
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
-    from vlprune.studies.items import Item
+    from vlprune.evaluation.questions import Item
+    from vlprune.types import Query, TokenView
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def evidence(item: Item, grid: int = 24) -> list[Tensor]:
 def ideal_order(item: Item, grid: int = 24) -> list[int]:
     """All tokens of a drawn scene, those that the question needs first.
 
-    >>> from vlprune.studies.items import pocket_items
+    >>> from vlprune.evaluation.questions import pocket_items
     >>> item = pocket_items("test", 1)[1]
     >>> order = ideal_order(item)
     >>> sorted(order) == list(range(576)), set(order[:3]) <= set(evidence(item)[0].tolist())

@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vlprune.loading import UserError
-from vlprune.outputs import MARK
-from vlprune.studies.run import command_line, read_manifest, replace_file
+from vlprune.errors import UserError
+from vlprune.evaluation.run_folder import command_line, read_manifest, replace_file
+from vlprune.media.outputs import MARK
 
 STYLE = """
 :root { color-scheme: light dark; }

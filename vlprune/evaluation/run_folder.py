@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from vlprune.loading import UserError
+from vlprune.errors import UserError
 
 MANIFEST = "manifest.json"
 
@@ -31,7 +31,7 @@ class Run:
     >>> Run(folder, "eval", {"questions": 7})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    vlprune.loading.UserError: --out ... holds a run with questions=6, not 7: repeat its settings, or choose another ...
+    vlprune.errors.UserError: --out ... holds a run with questions=6, not 7: repeat its settings, or choose another ...
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vlprune.loading import UserError
+from vlprune.errors import UserError
 
 RESAMPLES = 2000
 

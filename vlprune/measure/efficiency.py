@@ -19,8 +19,8 @@ import torch
 from vlprune.measure.flops import CONVENTIONS, LLMShape, llm_flops, paper_macs
 from vlprune.measure.latency import Clock, Latency
 from vlprune.measure.memory import cache_bytes
+from vlprune.media.outputs import MARK
 from vlprune.models import family_of
-from vlprune.outputs import MARK
 
 #: How the LLM runs, by the value of `attach(..., graphs=)`.
 WAYS = {False: "eager", True: "CUDA graphs", "compile": "compiled, CUDA graphs"}
@@ -147,7 +147,7 @@ class Report:
 
 
 def _cell(name: str, row: Row, whole: Row) -> str:
-    from vlprune.show.tables import amount
+    from vlprune.cli.tables import amount
 
     if name == "method":
         return row.method if row.graphs == whole.graphs else f"{row.method}\n({WAYS[row.graphs]})"
@@ -202,8 +202,8 @@ def bench(
     for what, value, least in (("new_tokens", new_tokens, 1), ("repeats", repeats, 1), ("warmup", warmup, 0)):
         if value < least:
             raise ValueError(f"{what}={value}: must be at least {least}.")
+    from vlprune.cuda_graphs import with_graphs
     from vlprune.pruner import attach
-    from vlprune.runtime import with_graphs
 
     def measured(title: str, running: AbstractContextManager[Any], pruned: bool) -> Row:
         with running as held:

@@ -45,7 +45,7 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
     >>> open_image("no-such.png")
     Traceback (most recent call last):
     ...
-    vlprune.show.image.ImageError: there is no file 'no-such.png'.
+    vlprune.media.image.ImageError: there is no file 'no-such.png'.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 

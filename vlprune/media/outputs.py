@@ -26,7 +26,7 @@ def check_output(path: str | Path, *, inputs: Iterable[str | Path] = (), force: 
     >>> check_output("nowhere/kept.png")
     Traceback (most recent call last):
     ...
-    vlprune.outputs.OutputError: 'nowhere/kept.png': there is no folder 'nowhere'.
+    vlprune.media.outputs.OutputError: 'nowhere/kept.png': there is no folder 'nowhere'.
     """
     path = Path(path)
     name = repr(str(path))

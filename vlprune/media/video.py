@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlprune.show.image import ImageError, existing
+from vlprune.media.image import ImageError, existing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ def read_clip(
     >>> read_clip("no-such.mp4", 8)
     Traceback (most recent call last):
     ...
-    vlprune.show.image.ImageError: there is no file 'no-such.mp4'.
+    vlprune.media.image.ImageError: there is no file 'no-such.mp4'.
     """
     path = existing(path)
     name = repr(str(path))

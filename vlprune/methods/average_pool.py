@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vlprune.methods.base import Method
-from vlprune.selection import Selection, grid_cells, group_means
+from vlprune.selection import grid_cells, group_means
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 
 @dataclass(frozen=True)

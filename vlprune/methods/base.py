@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vlprune.budget import Budget
-from vlprune.selection import Selection
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 #: What a view may lack, as an error names it.
 _GIFTS = {
@@ -83,7 +82,7 @@ class Method(ABC):
         >>> (Random(keep=192) + FastV(keep=64)).accounting(576, layers=32)
         Accounting(entering=192, layer_average=72.0)
         """
-        from vlprune.methods.inside import InsideMethod, Then
+        from vlprune.methods.in_llm import InsideMethod, Then
 
         if isinstance(self, (InsideMethod, Then)) or not isinstance(other, InsideMethod):
             return NotImplemented

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vlprune.methods.inside import InsideMethod, check_layers, scaled
+from vlprune.methods.in_llm import InsideMethod, check_layers, scaled
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from vlprune.methods.base import Method
-from vlprune.selection import Selection, graph_keep, graph_scores
+from vlprune.selection import graph_keep, graph_scores
 from vlprune.selection.graph import check_graph
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 
 @dataclass(frozen=True)

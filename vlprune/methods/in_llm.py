@@ -11,11 +11,10 @@ from torch import Tensor
 
 from vlprune.budget import Budget
 from vlprune.methods.base import Accounting, Method
-from vlprune.selection import Selection
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 #: The depth that published layers are counted in.
 PUBLISHED_DEPTH = 32

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vlprune.budget import Budget
-from vlprune.methods.inside import InsideMethod, check_layers, falling, scaled
+from vlprune.methods.in_llm import InsideMethod, check_layers, falling, scaled
 
 
 @dataclass(frozen=True)

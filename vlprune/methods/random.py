@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from vlprune.methods.base import Method
-from vlprune.selection import Selection
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 
 @dataclass(frozen=True)

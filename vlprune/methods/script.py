@@ -7,22 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlprune.budget import Budget
 from vlprune.methods.base import Method
-from vlprune.selection import (
-    Selection,
-    graph_scores,
-    greedy_gains,
-    relevance_scores,
-    select_scored,
-    select_script,
-)
+from vlprune.selection import graph_scores, greedy_gains, relevance_scores, select_scored, select_script
 from vlprune.selection.dpp import KERNELS
 from vlprune.selection.fusion import RULES
 from vlprune.selection.graph import GRAPHS
 from vlprune.selection.threshold import THRESHOLDS
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 CHOICES: dict[str, tuple[object, ...]] = {
     "graph": GRAPHS,

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from vlprune.methods.base import QueryMethod
-from vlprune.selection import Selection, dot_scores
+from vlprune.selection import dot_scores
 from vlprune.selection.checks import finite, require
 from vlprune.selection.numerics import TIE, exact_float32, first_best, unit_vectors, wide
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 
 @dataclass(frozen=True)

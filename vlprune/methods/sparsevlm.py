@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlprune.budget import Budget
-from vlprune.methods.inside import Cut, InsideMethod, check_layers, falling, highest, scaled
+from vlprune.methods.in_llm import Cut, InsideMethod, check_layers, falling, highest, scaled
 from vlprune.selection.clusters import cluster_means, density_peaks
 from vlprune.selection.raters import rater_weights
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from vlprune.methods.base import QueryMethod
-from vlprune.selection import Selection, dot_scores, group_means, highest, remaining
+from vlprune.selection import dot_scores, group_means, highest, remaining
 from vlprune.selection.numerics import TIE, take
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 
 @dataclass(frozen=True)

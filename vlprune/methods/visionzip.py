@@ -10,12 +10,12 @@ import torch
 
 from vlprune.budget import Budget
 from vlprune.methods.base import Method
-from vlprune.selection import Selection, assign, group_means, highest, remaining
+from vlprune.selection import assign, group_means, highest, remaining
 from vlprune.selection.numerics import take
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 
 @dataclass(frozen=True)

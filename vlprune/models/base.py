@@ -12,43 +12,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from vlprune.errors import UnsupportedModel
-from vlprune.models.attention import Call, Look
-from vlprune.models.shape import Shape
-
-
-@dataclass(frozen=True)
-class TokenView:
-    """The visual tokens of `B` images, tiles or frames of equal size, as a method sees them.
-
-    `features` (B, n, d) are the tokens as they enter the LLM (after the projector), `grid` is (rows, columns)
-    with rows * columns = n where the tokens lie on a grid, (1, n) where they lie on none, and `tower`
-    (B, n, d_v) are the vision tower's hidden states of the layer that the model reads, None where the model does
-    not expose them. With a budget per frame, `frames` neighbours in the batch are the frames of one video.
-
-    A method that says `needs_attention` also gets, where the tower has them: `attention` (B, n), what each token
-    receives at that layer, mean over heads, from the CLS token or, without one, from all tokens on average;
-    `keys` (B, n, d_k), that layer's keys, mean over heads; `cls` (B, d_v), the CLS token's hidden state; and
-    `project`, from tower states (B, k, d_v) to tokens (B, k, d).
-
-    >>> import torch
-    >>> view = TokenView(torch.zeros(1, 6, 8), grid=(2, 3))
-    >>> view.n, view.grid
-    (6, (2, 3))
-    """
-
-    features: Tensor
-    grid: tuple[int, int]
-    tower: Tensor | None = None
-    attention: Tensor | None = None
-    keys: Tensor | None = None
-    cls: Tensor | None = None
-    project: Callable[[Tensor], Tensor] | None = None
-    frames: int = 1
-
-    @property
-    def n(self) -> int:
-        """Visual tokens per image."""
-        return self.features.shape[1]
+from vlprune.models.tower_attention import Call, Look
+from vlprune.types import Shape
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from vlprune.models.base import Family, Stream, register_family, unsupported
-from vlprune.models.shape import Shape, squares
+from vlprune.types import Shape, squares
 
 
 def image_token(config: Any) -> int | None:

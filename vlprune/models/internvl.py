@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.models.attention import Call, Look, look
 from vlprune.models.base import Family, Stream, register_family
 from vlprune.models.llava import drops_class, feature_layer
-from vlprune.models.shape import Part, Shape, squares
+from vlprune.models.tower_attention import Call, Look, look
+from vlprune.types import Part, Shape, squares
 
 
 @lru_cache(maxsize=64)

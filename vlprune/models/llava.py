@@ -5,9 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from vlprune.errors import UnsupportedModel
-from vlprune.models.attention import Call, Look, look
 from vlprune.models.base import Family, Stream, register_family
-from vlprune.models.shape import Shape, squares
+from vlprune.models.tower_attention import Call, Look, look
+from vlprune.types import Shape, squares
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 

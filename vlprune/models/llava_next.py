@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlprune.devices import onto
 from vlprune.models.base import Stream, register_family
 from vlprune.models.llava import Llava, Projected
-from vlprune.models.shape import Part, Shape, stacked
-from vlprune.models.units import onto
+from vlprune.types import Part, Shape, stacked
 
 NEWLINE = -1.0
 

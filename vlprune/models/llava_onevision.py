@@ -9,7 +9,7 @@ from torch.nn.functional import interpolate
 from vlprune.models.base import Stream, register_family
 from vlprune.models.llava import Llava
 from vlprune.models.llava_next import Tiled, on_grid, video_pixels
-from vlprune.models.shape import Shape, stacked
+from vlprune.types import Shape, stacked
 
 
 class LlavaOnevision(Tiled):

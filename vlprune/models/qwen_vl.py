@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.models.attention import Call, Look, received
 from vlprune.models.base import Family, Stream, register_family
-from vlprune.models.shape import Shape, stacked
+from vlprune.models.tower_attention import Call, Look, received
+from vlprune.types import Shape, stacked
 
 
 class Qwen2VL(Family):

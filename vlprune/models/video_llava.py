@@ -9,7 +9,7 @@ from torch import Tensor
 from vlprune.models.base import Stream, register_family
 from vlprune.models.llava import Llava, Projected
 from vlprune.models.llava_next import video_pixels
-from vlprune.models.shape import Part, Shape, squares
+from vlprune.types import Part, Shape, squares
 
 
 @lru_cache(maxsize=64)

@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from vlprune.budget import Budget
+from vlprune.devices import Stopwatch, onto
 from vlprune.methods.base import Method
-from vlprune.models.base import TokenView
-from vlprune.models.shape import Shape
-from vlprune.models.units import onto
-from vlprune.record import Record, Stopwatch
-from vlprune.selection import Selection
+from vlprune.record import Record
+from vlprune.types import Selection, Shape, TokenView
 
 if TYPE_CHECKING:
-    from vlprune.models.units import Unit
-    from vlprune.query import Query
+    from vlprune.pruning.prompt_images import Unit
+    from vlprune.types import Query
 
     Ask = Callable[[TokenView, list[int]], Query | None]
 

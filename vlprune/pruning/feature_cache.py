@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vlprune.models.attention import watching
 from vlprune.models.base import Family, Stream, Vision
+from vlprune.models.tower_attention import watching
 
 #: What a model's forward reads of an encoder's output.
 READ = ("pooler_output", "deepstack_features")

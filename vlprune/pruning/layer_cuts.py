@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.models.generation import cache_length
-from vlprune.models.layout import shorten
-from vlprune.models.plan import Group, Plan
-from vlprune.models.rows import attention_rows, check_layers
+from vlprune.pruning.generation_settings import cache_length
+from vlprune.pruning.layer_attention import attention_rows, check_layers
+from vlprune.pruning.layer_plan import Group, Plan
+from vlprune.pruning.layout import shorten
 
 ATTRIBUTE = "_vlprune_stages"
 

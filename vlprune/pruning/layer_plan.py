@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from vlprune.budget import Budget
-from vlprune.models.layout import Layout
-from vlprune.models.units import Unit
+from vlprune.pruning.layout import Layout
+from vlprune.pruning.prompt_images import Unit
 from vlprune.record import Record
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlprune.devices import onto
 from vlprune.errors import UnsupportedModel
-from vlprune.features import Encoded, FeatureCache, encode
-from vlprune.instead import instead
 from vlprune.models.base import Family, Stream, Vision
-from vlprune.models.units import onto, runs
+from vlprune.pruning.feature_cache import Encoded, FeatureCache, encode
+from vlprune.pruning.patched_attributes import instead
+from vlprune.pruning.prompt_images import runs
 
 #: What decoders are called with that the seam knows how to shorten, or that does not depend on the prompt's length.
 KNOWN = ("inputs_embeds", "attention_mask", "position_ids", "visual_pos_masks", "deepstack_visual_embeds")

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,13 +16,6 @@ class Unit:
     image: int
     columns: Tensor
     vision: Vision
-
-
-def onto(values: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on a device; a plain copy would wait until the device has done all it was told before."""
-    if device.type in ("cpu", "mps"):
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
 
 
 def runs(ids: Tensor, placeholder: int) -> list[int]:
@@ -45,7 +37,7 @@ def find_units(ids: Tensor, found: list[tuple[int, list[Vision]]], before: dict[
     earlier than these columns.
 
     >>> import torch
-    >>> from vlprune.models.shape import squares
+    >>> from vlprune.types import squares
     >>> ids = torch.tensor([[1, 9, 9, 5, 9, 9], [0, 0, 0, 9, 9, 7]])
     >>> units = find_units(ids, [(9, [Vision(squares("image", "image", 2))] * 3)])
     >>> [(unit.row, unit.image, unit.columns.tolist()) for unit in units]

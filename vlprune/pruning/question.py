@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from vlprune.models.units import onto
-from vlprune.record import Stopwatch
+from vlprune.devices import Stopwatch, onto
+from vlprune.types import Query
 
 #: Sentences that benchmarks put after the question to shape the answer; they say nothing about the image.
 FORMAT_HINTS = (
@@ -32,24 +32,6 @@ SPECIAL = (
 
 #: What processors write between the frames of a video: "<1.5 seconds>" (Qwen3-VL), "Frame2:" (InternVL).
 FRAME_MARKS = (r"<\s*\d+(?:\.\d+)?\s*seconds\s*>", r"\bFrame-?\d+\s*:")
-
-
-@dataclass(frozen=True)
-class Query:
-    """The question of each of `B` images, in the space where relevance is measured.
-
-    `image` (B, n, c) are the visual tokens and `text` (B, 1, c) the mean of the question's embedding in that
-    space; relevance is `sign` times their cosine. `source` says whose space it is: "llm" or "clip". `tokens`
-    is one (l, d) tensor per image, the LLM's own embeddings of the question's tokens; empty where the source
-    is "clip".
-    """
-
-    image: Tensor
-    text: Tensor
-    sign: int
-    source: str
-    texts: tuple[str | None, ...]
-    tokens: tuple[Tensor, ...] = ()
 
 
 def clean(text: str, drop: Iterable[str] = ()) -> str:

@@ -5,20 +5,21 @@
 [[0, 1]]
 """
 
-from .cells import even_order, grid_cells
+from vlprune.types import Selection
+
 from .dispatch import use_fused
 from .dot import dot_scores
 from .dpp import greedy_map, greedy_map_features, query_kernel
+from .farthest_points import farthest_points
 from .fusion import fuse
 from .gains import greedy_gains
 from .graph import graph_keep, graph_scores
+from .grid import even_order, grid_cells
 from .merge import assign, group_means
-from .rank import highest, remaining
 from .relevance import relevance_scores
 from .script import select_scored, select_script
-from .spread import farthest_points
 from .threshold import graph_threshold
-from .types import Selection
+from .top_k import highest, remaining
 
 __all__ = [
     "Selection",

@@ -4,19 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .cells import even_key
-from .checks import (
-    Condition,
-    check_choice,
-    check_count,
-    check_indices,
-    check_real,
-    check_tensor,
-    finite,
-    require,
-)
+from .checks import Condition, check_choice, check_count, check_indices, check_real, check_tensor, finite, require
 from .dispatch import fused_for
 from .greedy import MatrixKernel, VectorKernel, greedy
+from .grid import even_key
 from .numerics import exact_float32, take, unit_vectors
 
 KERNELS = ("s_prime", "s")

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from vlprune.types import Selection
+
 from .checks import check_choice, check_count, check_real, check_tensor, finite, require
 from .dispatch import fused_for
 from .dpp import (
@@ -20,7 +22,6 @@ from .graph import check_graph, graph_keep, graph_scores, least, redundancy
 from .numerics import exact_float32, ordered, unit_vectors
 from .relevance import check_query, pool, relevance_scores
 from .relevance import relevance as relevance_to
-from .types import Selection
 
 
 def select_script(

@@ -1,6 +1,6 @@
 """Pictures of what was kept and why. Needs pillow and matplotlib, which load when a function is called."""
 
-from vlprune.show.image import ImageError, as_seen, open_image
+from vlprune.media.image import ImageError, as_seen, open_image
 from vlprune.show.picture import Mark, contact_sheet, picture, save_contact_sheet, save_picture
 
 __all__ = [

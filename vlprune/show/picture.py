@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vlprune.outputs import picture_metadata
+from vlprune.media.outputs import picture_metadata
 
 if TYPE_CHECKING:
     import numpy as np

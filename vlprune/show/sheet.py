@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
-    from vlprune.models.shape import Part
     from vlprune.record import Record
+    from vlprune.types import Part
 
 SHOWN = 16  # so many frames at most: with more, their tokens could not be told apart
 EDGE = 1200  # pixels that a sheet, or an image that is larger, is wide or high
@@ -68,7 +68,7 @@ def lay_out(image: Image.Image | Sequence[Image.Image], record: Record) -> Sheet
 
     >>> import torch
     >>> from PIL import Image
-    >>> from vlprune.models.shape import stacked
+    >>> from vlprune.types import stacked
     >>> from vlprune.record import Record
     >>> video = stacked("video", "frame", (2, 3), count=64)
     >>> record = Record(kept=torch.tensor([0]), before=384, after=1, grid=(128, 3), parts=video.parts)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vlprune.evaluation.accuracy import INTERVALS, ranged, score, whole
+from vlprune.evaluation.answers import WHOLE, Bench
+from vlprune.evaluation.plots import curves
+from vlprune.evaluation.result import Result, Table
 from vlprune.methods import Method, Random
 from vlprune.methods.base import QueryMethod
-from vlprune.selection import Selection, fuse, graph_keep, graph_scores, greedy_map_features, highest, relevance_scores
-from vlprune.studies.bench import WHOLE, Bench
-from vlprune.studies.evaluate import INTERVALS, ranged, score, whole
-from vlprune.studies.plots import curves
-from vlprune.studies.result import Result, Table
+from vlprune.selection import fuse, graph_keep, graph_scores, greedy_map_features, highest, relevance_scores
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 NEEDS, QUESTIONS, KEEP = "answers", (200, 1), (64, 16)
 
@@ -31,7 +31,7 @@ class Parts(QueryMethod):
 
     >>> import torch
     >>> from vlprune.models import TokenView
-    >>> from vlprune.query import Query
+    >>> from vlprune.pruning.question import Query
     >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
     >>> query = Query(tokens, torch.tensor([[[1.0, 0.0]]]), 1, "llm", ("?",))
     >>> Parts(keep=2, gsp=False, qcrs=True, dpp=False).select(TokenView(tokens, (1, 3)), query).kept.tolist()

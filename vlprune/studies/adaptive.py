@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vlprune.budget import Budget
-from vlprune.loading import UserError
+from vlprune.errors import UserError
+from vlprune.evaluation.accuracy import INTERVALS, percent, ranged, score, whole
+from vlprune.evaluation.answers import WHOLE, Bench, Line, answers
+from vlprune.evaluation.plots import curves
+from vlprune.evaluation.questions import Item, pocket_items
+from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.stats import mcnemar
 from vlprune.methods import Method, Script
-from vlprune.studies.bench import WHOLE, Bench, Line, answers
-from vlprune.studies.evaluate import INTERVALS, percent, ranged, score, whole
-from vlprune.studies.items import Item, pocket_items
-from vlprune.studies.plots import curves
-from vlprune.studies.result import Result, Table
-from vlprune.studies.stats import mcnemar
 
 if TYPE_CHECKING:
     from vlprune.record import Record

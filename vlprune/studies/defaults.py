@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from vlprune.evaluation.accuracy import INTERVALS, percent, ranged, score, whole
+from vlprune.evaluation.answers import WHOLE, Bench
+from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.stats import mcnemar
 from vlprune.methods import Method, Script
 from vlprune.methods.base import QueryMethod
-from vlprune.selection import Selection, greedy_map_features, grid_cells, relevance_scores
-from vlprune.studies.bench import WHOLE, Bench
-from vlprune.studies.evaluate import INTERVALS, percent, ranged, score, whole
-from vlprune.studies.result import Result, Table
-from vlprune.studies.stats import mcnemar
+from vlprune.selection import greedy_map_features, grid_cells, relevance_scores
+from vlprune.types import Selection
 
 if TYPE_CHECKING:
-    from vlprune.models import TokenView
-    from vlprune.query import Query
+    from vlprune.types import Query, TokenView
 
 NEEDS, QUESTIONS, KEEP = "answers", (600, 1), (64, 16)
 NOTE = (

@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlprune.studies.bench import WHOLE, Bench, Line
-from vlprune.studies.evaluate import percent, ranged, whole
-from vlprune.studies.perquestion import Oracle, evidence
-from vlprune.studies.result import Result, Table
-from vlprune.studies.stats import wilson
+from vlprune.evaluation.accuracy import percent, ranged, whole
+from vlprune.evaluation.answers import WHOLE, Bench, Line
+from vlprune.evaluation.reference_methods import Oracle, evidence
+from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.stats import wilson
 
 if TYPE_CHECKING:
+    from vlprune.evaluation.questions import Item
     from vlprune.methods import Method
     from vlprune.record import Record
-    from vlprune.studies.items import Item
 
 NEEDS, QUESTIONS, KEEP = "scenes", (200, 2), (64, 16)
 CAUSES = {

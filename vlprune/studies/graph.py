@@ -6,15 +6,15 @@ import time
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from vlprune.studies.bench import WHOLE, Bench, Line
-from vlprune.studies.evaluate import INTERVALS, percent, ranged, score, whole
-from vlprune.studies.look import look
-from vlprune.studies.result import Result, Table
+from vlprune.evaluation.accuracy import INTERVALS, percent, ranged, score, whole
+from vlprune.evaluation.answers import WHOLE, Bench, Line
+from vlprune.evaluation.image_tokens import look
+from vlprune.evaluation.result import Result, Table
 
 if TYPE_CHECKING:
+    from vlprune.evaluation.questions import Item
     from vlprune.methods import Method
     from vlprune.record import Record
-    from vlprune.studies.items import Item
 
 NEEDS, QUESTIONS, KEEP = "answers", (200, 1), (0.1,)
 GRAPHS = {"exhaustive": "full", "bipartite": "bipartite", "random halves": "random"}

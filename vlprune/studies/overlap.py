@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vlprune.studies.bench import WHOLE, Bench, Line
-from vlprune.studies.evaluate import percent, score, whole
-from vlprune.studies.result import Result, Table
-from vlprune.studies.stats import interval, resampled
+from vlprune.evaluation.accuracy import percent, score, whole
+from vlprune.evaluation.answers import WHOLE, Bench, Line
+from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.stats import interval, resampled
 
 if TYPE_CHECKING:
+    from vlprune.evaluation.questions import Item
     from vlprune.methods import Method
     from vlprune.record import Record
-    from vlprune.studies.items import Item
 
 NEEDS, QUESTIONS, KEEP = "answers", (200, 1), (192, 128, 64, 32, 16)
 

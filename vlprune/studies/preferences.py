@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vlprune.loading import UserError
-from vlprune.studies.bench import Bench
-from vlprune.studies.evaluate import percent
-from vlprune.studies.perquestion import evidence
-from vlprune.studies.plots import panels
-from vlprune.studies.result import Result, Table
-from vlprune.studies.stats import spearman
+from vlprune.errors import UserError
+from vlprune.evaluation.accuracy import percent
+from vlprune.evaluation.answers import Bench
+from vlprune.evaluation.plots import panels
+from vlprune.evaluation.reference_methods import evidence
+from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.stats import spearman
 
 if TYPE_CHECKING:
+    from vlprune.evaluation.questions import Item
     from vlprune.methods import Method
     from vlprune.record import Record
-    from vlprune.studies.items import Item
 
 NEEDS, QUESTIONS, KEEP = "answers", (50, 1), (64,)
 PICTURES = 6

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlprune.studies.bench import Bench
-from vlprune.studies.look import Looked, apart, cosines, look, near_similarity, neighbours
-from vlprune.studies.result import Result, Table
-from vlprune.studies.stats import pearson, spearman
+from vlprune.evaluation.answers import Bench
+from vlprune.evaluation.image_tokens import Looked, apart, cosines, look, near_similarity, neighbours
+from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.stats import pearson, spearman
 
 NEEDS, QUESTIONS, KEEP = "images", (200, 2), ()
 BINS, EPS = 20, 1e-8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vlprune.studies.bench import WHOLE, Bench
-from vlprune.studies.evaluate import INTERVALS, ranged, score, whole
-from vlprune.studies.result import Result, Table
+from vlprune.evaluation.accuracy import INTERVALS, ranged, score, whole
+from vlprune.evaluation.answers import WHOLE, Bench
+from vlprune.evaluation.result import Result, Table
 
 if TYPE_CHECKING:
     from vlprune.methods import Method

@@ -7,12 +7,12 @@ from itertools import pairwise
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
-from vlprune.loading import UserError
-from vlprune.studies.bench import Bench, Line, share
-from vlprune.studies.evaluate import percent
-from vlprune.studies.items import Item, pocket_items
-from vlprune.studies.result import Result, Table
-from vlprune.studies.stats import interval, mcnemar, paired_tests, resampled, scipy_stats
+from vlprune.errors import UserError
+from vlprune.evaluation.accuracy import percent
+from vlprune.evaluation.answers import Bench, Line, share
+from vlprune.evaluation.questions import Item, pocket_items
+from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.stats import interval, mcnemar, paired_tests, resampled, scipy_stats
 
 if TYPE_CHECKING:
     from vlprune.methods import Method

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
-from vlprune.features import FeatureCache
+from vlprune.pruning.feature_cache import FeatureCache
 
 
 class StillCache(FeatureCache):

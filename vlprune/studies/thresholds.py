@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vlprune.studies.bench import Bench
-from vlprune.studies.look import cosines, look, near_similarity
-from vlprune.studies.plots import panels
-from vlprune.studies.result import Result, Table
+from vlprune.evaluation.answers import Bench
+from vlprune.evaluation.image_tokens import cosines, look, near_similarity
+from vlprune.evaluation.plots import panels
+from vlprune.evaluation.result import Result, Table
 
 NEEDS, QUESTIONS, KEEP = "images", (100, 2), ()
 TAUS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

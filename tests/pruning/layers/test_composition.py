@@ -3,12 +3,22 @@
 import pytest
 import torch
 
+from tests.pruning.layers.test_generate import (
+    GREEDY,
+    METHODS,
+    STEPS,
+    TOLD,
+    close,
+    new_tokens,
+    on_llava,
+    over_cases,
+    over_methods,
+    stages,
+)
+from tests.support import layers_reference as reference
+from tests.support.deep_models import LAYERS, machine
+from tests.support.families import reference as prompts
 from vlprune import Budget, DppOnly, FastV, PyramidDrop, Random, Script, SparseVLM, attach
-
-from ..families import reference as prompts
-from . import reference
-from .conftest import LAYERS, machine
-from .test_generate import GREEDY, METHODS, STEPS, TOLD, close, new_tokens, on_llava, over_cases, over_methods, stages
 
 FIRST = 10
 

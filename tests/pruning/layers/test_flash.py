@@ -6,11 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.pruning.layers.test_generate import GREEDY, METHODS, TOLD, close, known, new_tokens
+from tests.support.deep_models import CASES, LLAVA
+from tests.support.flash_attention import flash_attn_func, flash_attn_varlen_func, under_flash
 from vlprune import Script, attach
-
-from .conftest import CASES, LLAVA
-from .flash import flash_attn_func, flash_attn_varlen_func, under_flash
-from .test_generate import GREEDY, METHODS, TOLD, close, known, new_tokens
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 over_devices = pytest.mark.parametrize("device", ["cpu", CUDA])

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
+from tests.pruning.layers.test_generate import KEEP, METHODS, on_llava, over_cases, over_methods
+from tests.support import layers_reference as reference
+from tests.support.deep_models import machine
+from tests.support.families.case import IMAGE
 from vlprune import FastV, PyramidDrop, attach
-
-from ..families.case import IMAGE
-from . import reference
-from .conftest import machine
-from .test_generate import KEEP, METHODS, on_llava, over_cases, over_methods
 
 
 def right_padded(batch):

@@ -10,11 +10,10 @@ import transformers
 from packaging.version import Version
 from transformers import CompileConfig, DynamicCache, StaticCache
 
+from tests.support import layers_reference as reference
+from tests.support.deep_models import CASES, LAYERS, LLAVA, deep, machine, made
+from tests.support.families import llava, others, qwen
 from vlprune import Budget, FastV, PyramidDrop, SparseVLM, SparseVLMPlus, UnsupportedModel, attach
-
-from ..families import llava, others, qwen
-from . import reference
-from .conftest import CASES, LAYERS, LLAVA, deep, machine, made
 
 STEPS, KEEP = 5, 7
 GREEDY = {"do_sample": False, "max_new_tokens": STEPS}

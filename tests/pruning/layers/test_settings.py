@@ -3,12 +3,11 @@
 import pytest
 import torch
 
+from tests.pruning.layers.test_generate import on_llava
+from tests.support import layers_reference as reference
 from vlprune import FastV, PyramidDrop, SparseVLM, SparseVLMPlus, attach, get_method
 from vlprune.selection.clusters import cluster_means, density_peaks
 from vlprune.selection.raters import rater_weights
-
-from . import reference
-from .test_generate import on_llava
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,7 @@ import copy
 import pytest
 import torch
 
-from vlprune import FastV, attach
-
-from ..families.case import Sample
-from . import reference
-from .conftest import machine
-from .test_generate import (
+from tests.pruning.layers.test_generate import (
     GREEDY,
     KEEP,
     METHODS,
@@ -23,6 +18,10 @@ from .test_generate import (
     over_cases,
     over_methods,
 )
+from tests.support import layers_reference as reference
+from tests.support.deep_models import machine
+from tests.support.families.case import Sample
+from vlprune import FastV, attach
 
 IN_TURNS = {**GREEDY, **TOLD}
 

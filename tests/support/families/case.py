@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from transformers import CLIPVisionConfig, LlamaConfig, SiglipVisionConfig
 
-from ..seam.tiny import loud
+from tests.support.tiny_llava import loud
 
 VOCAB, WIDTH, TOWER, PATCH = 96, 32, 24, 8
 PAD, BOS, END, IMAGE, VIDEO, OPEN, CLOSE = range(7)

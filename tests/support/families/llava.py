@@ -15,7 +15,7 @@ from transformers import (
     VideoLlavaForConditionalGeneration,
 )
 
-from .case import (
+from tests.support.families.case import (
     IMAGE,
     PATCH,
     SPECIAL,

@@ -18,7 +18,7 @@ from transformers import (
     VipLlavaForConditionalGeneration,
 )
 
-from .case import (
+from tests.support.families.case import (
     CLOSE,
     IMAGE,
     OPEN,

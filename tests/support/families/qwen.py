@@ -10,7 +10,21 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from .case import CLOSE, IMAGE, OPEN, PAD, SPECIAL, TEXT, VIDEO, Case, Token, Visual, flat, noise, words
+from tests.support.families.case import (
+    CLOSE,
+    IMAGE,
+    OPEN,
+    PAD,
+    SPECIAL,
+    TEXT,
+    VIDEO,
+    Case,
+    Token,
+    Visual,
+    flat,
+    noise,
+    words,
+)
 
 TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO}
 MARKS = {"vision_start_token_id": OPEN, "vision_end_token_id": CLOSE}

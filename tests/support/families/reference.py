@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tests.support.families.case import Sample
 from vlprune.selection import fuse, graph_keep, graph_scores, greedy_map_features, relevance_scores, select_script
-
-from .case import Sample
 
 
 @dataclass

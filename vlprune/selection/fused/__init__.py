@@ -8,7 +8,7 @@ a fault writes it to pinned host memory and goes on with 0 in its place, so that
 that device raises it as ValueError; `check` waits for the device and raises it at once.
 """
 
-from .report import check
+from .device_errors import check
 from .script import (
     farthest_points,
     graph_keep,

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .device_errors import tell
 from .launch import blocks, launch, power
-from .report import tell
 
 
 @triton.jit

@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..numerics import TIE
-from .gram import tile
+from .cosines import tile
+from .device_errors import tell
 from .launch import blocks, launch, power
-from .report import tell
 
 
 @triton.jit

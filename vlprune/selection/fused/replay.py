@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..types import Selection
-from . import report
+from vlprune.types import Selection
+
+from . import device_errors as report
 
 SMALL = 1 << 26
 """Bytes of features and kernel matrix up to which a selection is replayed."""

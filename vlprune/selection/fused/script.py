@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cells import even_key
-from ..types import Selection
-from . import rank, report, vet
-from .gram import gram, sides
+from vlprune.types import Selection
+
+from ..grid import even_key
+from . import checks as vet
+from . import device_errors as report
+from . import ranks as rank
+from .cosines import gram, sides
 from .greedy import greedy
 from .replay import replayed
-from .rows import measure, pool
+from .token_table import measure, pool
 
 LIMIT = 1 << 29
 """Bytes of kernel matrix that are held; above it, its rows are made from the features when they are needed."""

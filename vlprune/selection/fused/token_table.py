@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..numerics import TIE
+from .device_errors import tell
 from .launch import blocks, launch, power
-from .report import tell
 
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 

@@ -1,9 +1,6 @@
-"""A tiny LLaVA saved as a checkpoint, with LLaVA-1.5's template and words, and images to ask about."""
+"""A tiny LLaVA and its CLIP, saved as checkpoints with LLaVA-1.5's template and words."""
 
-import numpy as np
-import pytest
 import torch
-from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     CLIPConfig,
@@ -16,8 +13,6 @@ from transformers import (
     LlavaProcessor,
     PreTrainedTokenizerFast,
 )
-
-from vlprune.cli import main
 
 WORDS = [
     "<pad>",
@@ -89,18 +84,6 @@ def save_llava(folder, template=TEMPLATE, side=4):
     return str(folder)
 
 
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory):
-    """A folder with a LLaVA of 16 visual tokens."""
-    return save_llava(tmp_path_factory.mktemp("llava"))
-
-
-@pytest.fixture(scope="session")
-def untemplated(tmp_path_factory):
-    """The same, saved without a chat template."""
-    return save_llava(tmp_path_factory.mktemp("old"), None)
-
-
 def save_clip(folder, side=4):
     text = dict(
         hidden_size=16,
@@ -116,51 +99,3 @@ def save_clip(folder, side=4):
     CLIPModel(config).save_pretrained(folder)
     _processor(None).tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-@pytest.fixture(scope="session")
-def clip(tmp_path_factory):
-    """A CLIP that the checkpoint's tower fits."""
-    return save_clip(tmp_path_factory.mktemp("clip"))
-
-
-@pytest.fixture(scope="session")
-def photo(tmp_path_factory):
-    path = tmp_path_factory.mktemp("photo") / "photo.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(path)
-    return str(path)
-
-
-def write_film(path, frames, codec="libx264", every=12, rate=10, **options):
-    """A video of numpy frames (height, width, 3), `rate` a second, that can be entered `every` so many frames."""
-    import av
-
-    with av.open(str(path), "w", options=options) as container:
-        stream = container.add_stream(codec, rate=rate)
-        stream.height, stream.width = frames[0].shape[:2]
-        stream.pix_fmt, stream.codec_context.gop_size = "yuv420p", every
-        for frame in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
-        container.mux(stream.encode())
-    return str(path)
-
-
-@pytest.fixture(scope="session")
-def film(tmp_path_factory):
-    """60 frames of 64 x 48 pixels, each brighter than the one before."""
-    greys = [np.full((48, 64, 3), 4 * i, dtype=np.uint8) for i in range(60)]
-    return write_film(tmp_path_factory.mktemp("film") / "film.mp4", greys)
-
-
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    """Run the program in this process, in an empty folder: its exit code, output and errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return end.value.code, said.out, said.err
-
-    return call

@@ -1,0 +1,1 @@
+"""Questions, answers, accuracy, and the folders and reports that hold them."""

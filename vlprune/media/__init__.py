@@ -1,0 +1,1 @@
+"""Images and videos that users hand us, and the files that commands write."""

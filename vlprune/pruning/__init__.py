@@ -1,0 +1,1 @@
+"""The seam into transformers: from a call of `generate` or `forward` to a shorter prompt."""
