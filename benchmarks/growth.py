@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from selection import SIZES, image, median_ms, script, slope
 
-from vlprune.cuda_graphs import Graphed
+from vlprune.cuda_graphs import GraphedModel
 from vlprune.measure.architectures import architecture
 from vlprune.measure.efficiency import machine
 from vlprune.measure.latency import Clock
@@ -35,7 +35,7 @@ def prefill_ms(model, tokens: int, repeats: int) -> float:
     ids = torch.randint(10, 30_000, (1, tokens), device=model.device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 1, "do_sample": False}
     times = []
-    with Graphed(model):
+    with GraphedModel(model):
         for i in range(repeats + 2):  # the first captures
             with Clock(model) as clock:
                 model.generate(**inputs)

@@ -1,10 +1,10 @@
 """LLM prefill with and without pruning, eager and as CUDA graphs, on a GPU: `python benchmarks/prefill.py`.
 
 Published architectures with random weights in bf16, Script with the papers' budgets, 64 words of text. Both the whole
-and the pruned model run each way: in plain transformers, with their LLM as CUDA graphs (`graphs=True`), and with its
-layers compiled first (`graphs="compile"`). Two ratios: prefill by choosing + prefill, each timed alone, where choosing
-is to embed the question and to select; and the time to the first token, from the call of `generate` to the first
-logits, with the vision tower and all that the host does.
+and the pruned model run each way: in plain transformers, with their LLM as CUDA graphs (`cuda_graphs=True`), and with
+its layers compiled first (`cuda_graphs="compile"`). Two ratios: prefill by choosing + prefill, each timed alone, where
+choosing is to embed the question and to select; and the time to the first token, from the call of `generate` to the
+first logits, with the vision tower and all that the host does.
 The floor is the larger of two times: the LLM's weights read once, and its operations, at rates measured here first.
 
 Before that, on few layers of LLaVA-1.5-7B: in float32 the answers must be the same each way, and in bf16 each way's
@@ -63,7 +63,7 @@ def floor(model, tokens: int, speed: tuple[float, float]) -> tuple[float, float]
 
 
 def answer(model, inputs, method, graphs, new: int):
-    with attach(model, method, cache_bytes=0, graphs=graphs):
+    with attach(model, method, cache_bytes=0, cuda_graphs=graphs):
         for _ in range(2):  # the first captures
             out = model.generate(**inputs, **GREEDY, max_new_tokens=new, min_new_tokens=new)
     return out.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(out.logits)[:, 0].float()
@@ -121,7 +121,7 @@ def measure(name: str, ways, speed, args) -> dict:
     rows = []
     for way in ways:
         report = bench(
-            model, inputs, [Script(keep=keep)], name=name, graphs=way, new_tokens=args.new, repeats=args.repeats
+            model, inputs, [Script(keep=keep)], name=name, cuda_graphs=way, new_tokens=args.new, repeats=args.repeats
         )
         whole = report.rows[0]
         for row in report.rows:
@@ -130,7 +130,7 @@ def measure(name: str, ways, speed, args) -> dict:
             decode = f"{1e3 * row.decode.median:7.2f}" if row.decode is not None else ""
             parts = [f"{1e3 * part.median:10.2f}" for part in (row.prefill, row.question, row.selection)]
             print(
-                f"  {WAYS[row.graphs]:22} {row.prompt_tokens:6} {''.join(parts)} {sums[0] / sums[1]:6.2f} "
+                f"  {WAYS[row.cuda_graphs]:22} {row.prompt_tokens:6} {''.join(parts)} {sums[0] / sums[1]:6.2f} "
                 f"{1e3 * row.first.median:12.2f} {whole.first.median / row.first.median:6.2f} {decode:>7} "
                 f"{1e3 * max(limits):7.2f}",
                 flush=True,

@@ -3,22 +3,11 @@
 import os
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
-from PIL import Image
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 torch = pytest.importorskip("torch")
-
-from tests.support.films import write_film  # noqa: E402
-from tests.support.llava_checkpoint import save_clip, save_llava  # noqa: E402
-from vlprune import pocket  # noqa: E402
-from vlprune.cli.app import main  # noqa: E402
-from vlprune.evaluation.answers import Bench  # noqa: E402
-from vlprune.evaluation.load_model import Loaded  # noqa: E402
-from vlprune.evaluation.questions import pocket_items  # noqa: E402
-from vlprune.evaluation.run_folder import Run  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -38,23 +27,32 @@ def _one_thread() -> "Iterator[None]":
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """A folder with a LLaVA of 16 visual tokens."""
+    from tests.support.llava_checkpoint import save_llava
+
     return save_llava(tmp_path_factory.mktemp("llava"))
 
 
 @pytest.fixture(scope="session")
 def untemplated(tmp_path_factory):
     """The same, saved without a chat template."""
+    from tests.support.llava_checkpoint import save_llava
+
     return save_llava(tmp_path_factory.mktemp("old"), None)
 
 
 @pytest.fixture(scope="session")
 def clip(tmp_path_factory):
     """A CLIP that the checkpoint's tower fits."""
+    from tests.support.llava_checkpoint import save_clip
+
     return save_clip(tmp_path_factory.mktemp("clip"))
 
 
 @pytest.fixture(scope="session")
 def photo(tmp_path_factory):
+    import numpy as np
+    from PIL import Image
+
     path = tmp_path_factory.mktemp("photo") / "photo.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(path)
     return str(path)
@@ -63,6 +61,10 @@ def photo(tmp_path_factory):
 @pytest.fixture(scope="session")
 def film(tmp_path_factory):
     """60 frames of 64 x 48 pixels, each brighter than the one before."""
+    import numpy as np
+
+    from tests.support.films import write_film
+
     greys = [np.full((48, 64, 3), 4 * i, dtype=np.uint8) for i in range(60)]
     return write_film(tmp_path_factory.mktemp("film") / "film.mp4", greys)
 
@@ -70,6 +72,8 @@ def film(tmp_path_factory):
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
     """Run the program in this process, in an empty folder: its exit code, output and errors."""
+    from vlprune.cli.app import main
+
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
@@ -83,23 +87,34 @@ def run(capsys, monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def loaded(device):
+    from vlprune import pocket
+    from vlprune.evaluation.load_model import Loaded
+
     model, processor, clip = pocket.load()
     return Loaded("pocket", model.to(device), processor, clip.to(device))
 
 
 @pytest.fixture(scope="session")
 def items():
+    from vlprune.evaluation.questions import pocket_items
+
     return pocket_items("validation", 2)
 
 
 @pytest.fixture
 def bench(loaded, items, tmp_path):
+    from vlprune.evaluation.answers import Bench
+    from vlprune.evaluation.run_folder import Run
+
     return Bench(loaded, items, Run(tmp_path / "run", "test", {}), batch=4, small=True)
 
 
 @pytest.fixture
 def program(capsys, monkeypatch, tmp_path, loaded):
     """Run the program in an empty folder, with the model loaded already: its exit code, output and errors."""
+    from vlprune import pocket
+    from vlprune.cli.app import main
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pocket, "load", lambda: (loaded.model, loaded.processor, loaded.clip))
 

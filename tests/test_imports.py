@@ -1,4 +1,4 @@
-"""The floors of the house: a file imports from its own room or from a room below, never from one above, and in no circle.
+"""The floors of the house: a file imports from its own room or from one below, never from one above, and in no circle.
 
 Every import counts: those inside functions, those for type checkers, and modules loaded by their name.
 """

@@ -104,7 +104,7 @@ def test_the_block_for_an_own_model(here, monkeypatch):
     assert names["pruner"].last.source == "clip"
     assert len(names["pruner"].last.kept) == 64
     assert "generate" not in vars(names["model"])
-    assert "graphs=True" in code
+    assert "cuda_graphs=True" in code
 
 
 def _without_cuda(to):

@@ -8,6 +8,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vlprune.version import __version__
+
 if TYPE_CHECKING:  # names load on first use, so that `vlprune --help` does not wait for torch
     from vlprune import pocket as pocket
     from vlprune.budget import Budget as Budget
@@ -34,8 +36,6 @@ if TYPE_CHECKING:  # names load on first use, so that `vlprune --help` does not 
     from vlprune.pruner import Pruner as Pruner
     from vlprune.pruner import attach as attach
     from vlprune.record import Record as Record
-
-__version__ = "0.1.0"
 
 _HOME = {
     "attach": "pruner",

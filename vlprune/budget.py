@@ -144,19 +144,19 @@ class Budget:
             raise ValueError(f"keep={self.tokens}: the image has only {n} visual tokens.")
         return self.tokens
 
-    def shares(self, kind: str, sizes: Sequence[int], varying: bool = False) -> int | list[int]:
+    def shares(self, kind: str, sizes: Sequence[int], variable_length: bool = False) -> int | list[int]:
         """What an "image" or "video" keeps whose parts have these sizes: one number for all, or one for each part.
 
-        Where the sizes of images vary by model (`varying`), one with fewer tokens than asked for keeps all.
+        Where the sizes of images vary by model (`variable_length`), one with fewer tokens than asked for keeps all.
 
-        >>> Budget(tokens=99).shares("image", [48], varying=True)
+        >>> Budget(tokens=99).shares("image", [48], variable_length=True)
         48
         >>> Budget(per_frame=4, compete=True).shares("video", [9, 9])
         8
         """
         if self.tokens is not None or self.ratio is not None or self.mean is not None:
             n = sum(sizes)
-            return n if varying and self.tokens is not None and self.tokens > n else self.count(n)
+            return n if variable_length and self.tokens is not None and self.tokens > n else self.count(n)
         quota, name = (self.per_tile, "per_tile") if kind == "image" else (self.per_frame, "per_frame")
         if quota is None:
             raise ValueError(f"keep={self}: there is no quota for the {kind} in the prompt; add {name}= to the Budget.")

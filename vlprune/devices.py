@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def onto(values: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(values: Tensor, device: torch.device) -> Tensor:
     """A CPU tensor on a device; a plain copy would wait until the device has done all it was told before."""
     if device.type in ("cpu", "mps"):
         return values.to(device)

@@ -20,7 +20,7 @@ from torch import Tensor
 from vlprune.cuda_graphs import with_graphs
 from vlprune.devices import Stopwatch
 from vlprune.methods.base import Method
-from vlprune.methods.in_llm import parts
+from vlprune.methods.in_llm import split_stages
 from vlprune.models.base import family_of
 from vlprune.pruning.choose import choose
 from vlprune.pruning.feature_cache import FeatureCache
@@ -45,7 +45,7 @@ from vlprune.pruning.layout import (
     whole,
     whole_prompt,
 )
-from vlprune.pruning.probe import Probe, present, probe, see
+from vlprune.pruning.probe import Probe, encode_images, present_streams, probe
 from vlprune.pruning.prompt_images import Unit, find_units
 from vlprune.pruning.question import Questions, check_query, framed
 from vlprune.record import Record
@@ -63,7 +63,8 @@ def attach(
     positions: str | None = None,
     dual_encoder: Any = None,
     cache_bytes: int = 256 * 2**20,
-    graphs: bool | str = False,
+    feature_cache: FeatureCache | None = None,
+    cuda_graphs: bool | str = False,
 ) -> "Pruner":
     """Make `model` drop the visual tokens that `method` does not choose, until `detach()` or the end of the `with`.
 
@@ -81,14 +82,15 @@ def attach(
         dual_encoder: a `CLIPModel` or `SiglipModel`, a (model, tokenizer) pair, or an id or path, for relevance in the
             space that text and image share.
         cache_bytes: how much memory the vision features of recent images may take; 0 turns that cache off.
-        graphs: True runs the LLM of `generate` as CUDA graphs, "compile" compiles its layers first.
+        feature_cache: in place of one of its own, a cache that several pruners share; `detach` does not empty it.
+        cuda_graphs: True runs the LLM of `generate` as CUDA graphs, "compile" compiles its layers first.
 
     Example:
         with attach(model, Script(keep=64), processor=processor) as pruner:
             out = model.generate(**inputs)
         pruner.last.kept, pruner.last.scores
     """
-    return Pruner(model, method, processor, query, positions, dual_encoder, cache_bytes, graphs)
+    return Pruner(model, method, processor, query, positions, dual_encoder, cache_bytes, feature_cache, cuda_graphs)
 
 
 @dataclass
@@ -140,7 +142,8 @@ class Pruner:
         positions: str | None,
         dual_encoder: Any,
         cache_bytes: int,
-        graphs: bool | str = False,
+        feature_cache: FeatureCache | None,
+        cuda_graphs: bool | str,
     ) -> None:
         self.family = family_of(model)
         if not isinstance(method, Method):
@@ -156,13 +159,14 @@ class Pruner:
             raise ValueError(f"cache_bytes={cache_bytes!r}: pass a number of bytes, 0 to cache nothing.")
         self.model, self.method, self.processor, self.query = model, method, processor, query
         self.records: list[Record] = []
-        self._cache = FeatureCache(cache_bytes)
+        self.feature_cache = FeatureCache(cache_bytes) if feature_cache is None else feature_cache
+        self._owns_cache = feature_cache is None
         self._streams = self.family.streams(model)
-        self._placeholders = {stream.placeholder for stream in self._streams}
-        if dual_encoder is not None and not self.family.twin:
+        self.placeholders = {stream.placeholder for stream in self._streams}
+        if dual_encoder is not None and not self.family.has_dual_encoder:
             raise ValueError(f"dual_encoder: the tower of family {self.family.name!r} has no text twin; leave it out.")
-        self._first, inside = parts(method)
-        self._questions = Questions(model, self._first, processor, self._placeholders, dual_encoder)
+        self._first, inside = split_stages(method)
+        self._questions = Questions(model, self._first, processor, self.placeholders, dual_encoder)
         self._reading: Stopwatch | None = None
         self._call: _Call | None = None
         self._made: Layout | None = None
@@ -171,7 +175,7 @@ class Pruner:
         if inside is not None:
             renumber = (self.positions if positions is not None else inside.positions) == "renumbered"
             self._stages = Stages(model, inside, renumber and "grid" not in self.family.positions, self._cut)
-        self.graphs = with_graphs(model, graphs)  # first: what we hand to generate is what the graphs are for
+        self.cuda_graphs = with_graphs(model, cuda_graphs)  # first: what we hand to generate is what the graphs are for
         self._generate_before = model.__dict__.get("generate")
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
@@ -182,9 +186,14 @@ class Pruner:
         model.__dict__["generate"] = self._wrapped(model.generate)
 
     @property
-    def reading(self) -> float:
+    def question_seconds(self) -> float:
         """Seconds that the latest call with images spent on embedding questions, and its tokens in the same space."""
         return self._reading.seconds if self._reading is not None else 0.0
+
+    @property
+    def first_cut(self) -> int | None:
+        """The first layer of the LLM that sees fewer tokens than entered it; None where all layers see the same."""
+        return None if self._stages is None else self._stages.cuts[0]
 
     @property
     def last(self) -> Record:
@@ -209,13 +218,14 @@ class Pruner:
             else:
                 self.model.__dict__["generate"] = self._generate_before
         self._handles = []
-        if self.graphs is not None:
-            self.graphs.close()
-        self.clear_cache()
+        if self.cuda_graphs is not None:
+            self.cuda_graphs.close()
+        if self._owns_cache:
+            self.clear_cache()
 
     def clear_cache(self) -> None:
         """Forget the vision features of earlier images."""
-        self._cache.clear()
+        self.feature_cache.clear()
 
     def ask_many(self, image: Any, questions: Sequence[str], **options: Any) -> list[str]:
         """Ask several questions about one image: the tower sees it once, the tokens are chosen for each question.
@@ -224,20 +234,23 @@ class Pruner:
         each question. Returns one answer per question.
         """
         inputs = framed(self.processor, image, questions)
-        query, cache = self.query, self._cache
-        self._cache = cache if cache.limit > 0 else FeatureCache(float("inf"))
+        query, cache = self.query, self.feature_cache
+        self.feature_cache = cache if cache.limit > 0 else FeatureCache(float("inf"))
         try:
-            if all(self.family.sliceable(stream, inputs) for stream in present(self.model, self.family, inputs)):
+            if all(
+                self.family.encodes_independently(stream, inputs)
+                for stream in present_streams(self.model, self.family, inputs)
+            ):
                 wanted = self._first.needs_attention
                 first = {"pixel_values": inputs["pixel_values"][:1].to(self.model.device)}
                 ids = inputs["input_ids"][:1].to(self.model.device)
                 with torch.no_grad():
-                    see(self.model, self.family, ids, first, self._cache, wanted)
+                    encode_images(self.model, self.family, ids, first, self.feature_cache, wanted)
                 return self._answers(inputs, questions, options)
             alone = [framed(self.processor, image, [question]) for question in questions]
             return [self._answers(one, [question], options)[0] for one, question in zip(alone, questions)]
         finally:
-            self.query, self._cache = query, cache
+            self.query, self.feature_cache = query, cache
 
     def _answers(self, inputs: Any, questions: Sequence[str], options: dict[str, Any]) -> list[str]:
         self.query = list(questions)
@@ -296,7 +309,7 @@ class Pruner:
         pad = setting(self.model, kwargs, "pad_token_id")
         filler = pad if isinstance(pad, int) else 0
         short = layout.gather(layout.ids)
-        for placeholder in self._placeholders if layout.fillers else ():
+        for placeholder in self.placeholders if layout.fillers else ():
             short = short.masked_fill((layout.mask == 0) & (short == placeholder), filler)
         kwargs["input_ids"] = short
         shift_lengths(self.model, kwargs, layout.after - prompt.shape[1])
@@ -448,7 +461,7 @@ class Pruner:
         return "flash" in str(self.model.config.get_text_config()._attn_implementation)
 
     def _has_vision(self, kwargs: dict[str, Any]) -> bool:
-        return bool(present(self.model, self.family, kwargs, self._streams))
+        return bool(present_streams(self.model, self.family, kwargs, self._streams))
 
     def _position_ids(self, layout: Layout, mask: Tensor, given: Tensor | None, default: Tensor) -> Tensor | None:
         """(B, S) positions to pass on, (4, B, S) on a grid, or None where the model numbers the short prompt itself."""
@@ -492,7 +505,7 @@ class Pruner:
         new: list[Record] = []
         if self._has_vision(kwargs):
             rows = [row[keep].tolist() for row, keep in zip(host, real)]
-            shown = torch.isin(host[:, start:], torch.tensor(sorted(self._placeholders))).any(dim=1)
+            shown = torch.isin(host[:, start:], torch.tensor(sorted(self.placeholders))).any(dim=1)
             ask = self._questions.asker(rows, shown.nonzero()[:, 0].tolist(), self.query)
             self._reading = ask.reading
             found, begin = self._seen(ids, mask, host, kwargs, start)
@@ -506,7 +519,7 @@ class Pruner:
                 units = [unit for unit in units if int(unit.columns[0]) >= start]
             embeds = F.pad(found.embeds, (0, 0, begin, 0)) if begin else found.embeds
             project = partial(self.family.project, self.model)
-            embeds, new = choose(self._first, units, embeds, drop, order, ask, project, self.family.varying)
+            embeds, new = choose(self._first, units, embeds, drop, order, ask, project, self.family.variable_length)
             found = replace(found, embeds=embeds)
             for record in new:
                 gone = record.before - record.after + record.structure[0] - record.structure[1]
@@ -526,7 +539,7 @@ class Pruner:
         visual = None
         if found.deep:
             visual = torch.zeros_like(drop)
-            for placeholder in self._placeholders:
+            for placeholder in self.placeholders:
                 visual |= ids == placeholder
             visual = layout.gather(visual) & (layout.mask != 0)
         deep = [layout.gather(F.pad(layer, (0, 0, begin, 0))) for layer in found.deep or []]
@@ -535,7 +548,7 @@ class Pruner:
         prompt = _Prompt(layout.gather(found.embeds), visual, deep, places)
         if self._stages is not None and units:
             held, depth = first.after if first is not None else 0, len(self._stages.layers)
-            prompt.plan = make_plan(self._stages.method, depth, units, new, layout, held, self.family.varying)
+            prompt.plan = make_plan(self._stages.method, depth, units, new, layout, held, self.family.variable_length)
         return layout, prompt
 
     def _grid(
@@ -562,12 +575,12 @@ class Pruner:
         known, begin, wanted = None, 0, self._first.needs_attention
         if start:  # the caller may pass all images again, or the new ones alone
             try:
-                known = see(self.model, self.family, ids, inputs, self._cache, wanted)
+                known = encode_images(self.model, self.family, ids, inputs, self.feature_cache, wanted)
             except ValueError:  # a family that goes by stretches of placeholders has too many of them
                 begin = start
             else:
                 tokens = sum(vision.shape.length for part in known.values() for vision in part.visions)
-                places = sum(int((host == placeholder).sum()) for placeholder in self._placeholders)
+                places = sum(int((host == placeholder).sum()) for placeholder in self.placeholders)
                 begin = 0 if tokens == places else start
         if self.positions == "grid":  # positions depend on where the images lie
             inputs["attention_mask"] = mask[:, begin:]
@@ -575,4 +588,4 @@ class Pruner:
             if types is not None:
                 inputs["mm_token_type_ids"] = F.pad(types, (ids.shape[1] - types.shape[1], 0))[:, begin:]
         ids, host = ids[:, begin:], host[:, begin:]
-        return probe(self.model, self.family, ids, inputs, self._cache, known, wanted, host), begin
+        return probe(self.model, self.family, ids, inputs, self.feature_cache, known, wanted, host), begin

@@ -25,7 +25,7 @@ class Record:
     entered the LLM, which has `layers` layers; `kept` and `after` are then what the last layers see, and a token
     that others were merged into stands under its own number.
 
-    >>> from vlprune.record import Record
+    >>> import torch
     >>> record = Record(kept=torch.tensor([0, 3]), before=4, after=2, grid=(2, 2))
     >>> record.after, sorted(record.scores)
     (2, [])

@@ -92,7 +92,7 @@ def test_a_clip_is_read_once(compare, clip, monkeypatch):
 def test_what_cannot_run_is_listed_with_the_reason(compare, monkeypatch):
     from vlprune.models.llava import Projected
 
-    monkeypatch.setattr(Projected, "watched", lambda *args: None)
+    monkeypatch.setattr(Projected, "attention_module", lambda *args: None)
     names = ("--methods", "visionzip,random")
     code, out, err = compare(*names)
     assert (code, err) == (0, "")

@@ -7,7 +7,7 @@ import torch
 
 from tests.support import tiny_llava as tiny
 from tests.support.tape import taped
-from vlprune.cuda_graphs.graphed import Graphed
+from vlprune.cuda_graphs.graphed import GraphedModel
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +39,8 @@ def ragged(processor, device):
 
 @pytest.fixture
 def graphed(device):
-    """`Graphed`, on a CPU with tapes for graphs."""
-    return lambda model, **more: Graphed(model, **{"capture": None if device.type == "cuda" else taped, **more})
+    """`GraphedModel`, on a CPU with tapes for graphs."""
+    return lambda model, **more: GraphedModel(model, **{"capture": None if device.type == "cuda" else taped, **more})
 
 
 @pytest.fixture(scope="session", autouse=True)

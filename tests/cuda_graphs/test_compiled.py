@@ -6,8 +6,8 @@ from torch._dynamo.testing import CompileCounter
 
 from tests.support import tiny_llava as tiny
 from vlprune.cuda_graphs.capture import Compiled, direct
-from vlprune.cuda_graphs.graphed import Graphed
-from vlprune.pruning.patched_attributes import instead
+from vlprune.cuda_graphs.graphed import GraphedModel
+from vlprune.pruning.patched_attributes import patched_attributes
 
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
 
@@ -18,7 +18,7 @@ def test_one_compilation_for_all_layers(single, device, layers):
     model = tiny.llava(layers=layers).to(device)
     without = model.generate(**single, **GREEDY)
     counter = CompileCounter()
-    with Graphed(model, capture=direct) as graphs:
+    with GraphedModel(model, capture=direct) as graphs:
         graphs._compiled = Compiled(model.get_decoder(), backend=counter)
         for _ in range(3):  # the first prefill makes the cache and is not compiled
             assert torch.equal(model.generate(**single, **GREEDY), without)
@@ -33,7 +33,7 @@ def test_instead():
 
     thing = Thing()
     thing.own = 1
-    with instead(thing, {"own": 2}), instead(thing, {"new": 3}):
+    with patched_attributes(thing, {"own": 2}), patched_attributes(thing, {"new": 3}):
         assert (thing.own, thing.new) == (2, 3)
     assert vars(thing) == {"own": 1}
 
@@ -43,7 +43,7 @@ def test_the_real_compiler(single, device):
     torch._dynamo.reset()
     model = tiny.llava().to(device)
     without = model.generate(**single, **GREEDY)
-    with Graphed(model, compile=True):
+    with GraphedModel(model, compile=True):
         for _ in range(2):
             assert torch.equal(model.generate(**single, **GREEDY), without)
     torch._dynamo.reset()

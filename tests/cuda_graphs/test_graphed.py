@@ -12,7 +12,7 @@ from tests.support import tiny_llava as tiny
 from vlprune import Random, Script, attach, get_method
 from vlprune import cuda_graphs as runtime
 from vlprune.cuda_graphs import capture, session
-from vlprune.cuda_graphs.graphed import Graphed
+from vlprune.cuda_graphs.graphed import GraphedModel
 
 LENGTHS = {"max_new_tokens": 9, "min_new_tokens": 9}
 GREEDY = {**LENGTHS, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
@@ -175,7 +175,7 @@ def test_autocast_is_not_covered(model, graphed, single, device):
 def test_on_a_cpu(weights, single):
     if weights.device.type == "cuda":
         pytest.skip("there is a GPU")
-    with attach(weights, Random(keep=4), graphs=True), pytest.warns(UserWarning, match="on the device 'cpu'"):
+    with attach(weights, Random(keep=4), cuda_graphs=True), pytest.warns(UserWarning, match="on the device 'cpu'"):
         weights.generate(**single, **GREEDY)
 
 
@@ -202,7 +202,7 @@ def test_a_failed_capture(model, single, before):
         return function
 
     without = model.generate(**single, **GREEDY)
-    with Graphed(model, capture=refuses):
+    with GraphedModel(model, capture=refuses):
         with pytest.warns(UserWarning, match=r"could not be captured \(operation not permitted .*capturing\)"):
             alike(without, model.generate(**single, **GREEDY))
         alike(without, model.generate(**single, **GREEDY))
@@ -269,29 +269,29 @@ def test_the_model_is_given_back(model, processor, graphed, single):
     graphs.close()
     assert [part.__dict__.keys() for part in parts] == [held.keys() for held in before]
     assert all("forward" not in part.__dict__ and "generate" not in part.__dict__ for part in parts)
-    with attach(model, Random(keep=4)), pytest.raises(RuntimeError, match="graphs=True"):
+    with attach(model, Random(keep=4)), pytest.raises(RuntimeError, match="cuda_graphs=True"):
         graphed(model)
 
 
 @pytest.mark.parametrize("graphs", [True, "compile"])
 def test_attach(model, processor, single, monkeypatch, device, graphs):
     if device.type != "cuda":  # the same, but for the capture and the compiler
-        make = functools.partial(Graphed, capture=capture.direct)
-        monkeypatch.setattr("vlprune.cuda_graphs.graphed.Graphed", make)
+        make = functools.partial(GraphedModel, capture=capture.direct)
+        monkeypatch.setattr("vlprune.cuda_graphs.graphed.GraphedModel", make)
         eager = functools.partialmethod(capture.Compiled.__init__, backend="eager")
         monkeypatch.setattr(capture.Compiled, "__init__", eager)
     with attach(model, Script(keep=5), processor=processor):
         without = model.generate(**single, **GREEDY)
-    with attach(model, Script(keep=5), processor=processor, graphs=graphs) as pruner:
+    with attach(model, Script(keep=5), processor=processor, cuda_graphs=graphs) as pruner:
         alike(without, model.generate(**single, **GREEDY))
-        assert pruner.graphs.graphs == 2
+        assert pruner.cuda_graphs.graphs == 2
         assert pruner.last.after == 5
     assert "forward" not in model.get_decoder().__dict__
 
 
 def test_wrong_input(model):
-    with pytest.raises(ValueError, match="graphs='fast': choose from"):
-        attach(model, Random(keep=4), graphs="fast")
+    with pytest.raises(ValueError, match="cuda_graphs='fast': choose from"):
+        attach(model, Random(keep=4), cuda_graphs="fast")
     assert "generate" not in model.__dict__
     with pytest.raises(TypeError, match="a Linear: graphs need"):
-        runtime.Graphed(torch.nn.Linear(1, 1))
+        runtime.GraphedModel(torch.nn.Linear(1, 1))

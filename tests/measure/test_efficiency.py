@@ -10,7 +10,7 @@ import pytest
 from vlprune import Budget, Random, Script, get_method
 from vlprune.cli import app as cli
 from vlprune.cuda_graphs.capture import direct
-from vlprune.cuda_graphs.graphed import Graphed
+from vlprune.cuda_graphs.graphed import GraphedModel
 from vlprune.measure import kv_bytes, llm_flops, paper_macs
 from vlprune.measure.efficiency import Report, Row, Spread, bench, calls
 
@@ -91,9 +91,9 @@ def test_one_tick_a_call(model, inputs):
 
 def test_graphs_are_named_where_they_ran(model, inputs, monkeypatch):
     if model.device.type == "cpu":
-        monkeypatch.setattr("vlprune.cuda_graphs.graphed.Graphed", functools.partial(Graphed, capture=direct))
-    ran = bench(model, inputs, [Random(keep=4)], graphs=True, new_tokens=2, repeats=1, warmup=1)
-    assert [row.graphs for row in ran.rows] == [True, True]
+        monkeypatch.setattr("vlprune.cuda_graphs.graphed.GraphedModel", functools.partial(GraphedModel, capture=direct))
+    ran = bench(model, inputs, [Random(keep=4)], cuda_graphs=True, new_tokens=2, repeats=1, warmup=1)
+    assert [row.cuda_graphs for row in ran.rows] == [True, True]
     assert "CUDA graphs" in ran.title
     assert "generate" not in model.__dict__
 
@@ -102,8 +102,8 @@ def test_graphs_are_not_named_where_they_did_not(model, inputs):
     if model.device.type == "cuda":
         pytest.skip("there they do")
     with pytest.warns(UserWarning, match="without CUDA graphs"):
-        report = bench(model, inputs, [], graphs=True, new_tokens=1, repeats=1, warmup=0)
-    assert report.rows[0].graphs is False
+        report = bench(model, inputs, [], cuda_graphs=True, new_tokens=1, repeats=1, warmup=0)
+    assert report.rows[0].cuda_graphs is False
     assert "eager" in report.title
 
 
@@ -189,7 +189,7 @@ def test_the_command(tmp_path, capsys):
         (["--keep", "600", "--repeats", "1", "--device", "cpu"], "only 576 visual tokens"),
         (["--per-frame", "4", "--repeats", "1", "--device", "cpu"], "per_tile"),
         (["--random-weights", "--model", "llava-7b"], "did you mean 'llava-1.5-7b'"),
-        (["--json", "/no/such/folder/x.json"], "cannot be written"),
+        (["--json", "/no/such/folder/x.json"], "there is no folder"),
     ],
 )
 def test_refusals(options, said, capsys):

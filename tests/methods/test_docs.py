@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vlprune.methods import _METHODS, InsideMethod
+from vlprune.methods import _METHODS, InLLMMethod
 
 TEXT = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 LINES = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| `")]
@@ -18,7 +18,7 @@ def test_the_table_of_methods(name):
     kind, yes = _METHODS[name], {True: "yes", False: "–"}
     name_of_class, question, tower, _, training_free, merges, order, _ = TABLE[name]
     assert name_of_class == f"`{kind.__name__}`"
-    asked = "by the LLM" if issubclass(kind, InsideMethod) else yes[kind.needs_query]
+    asked = "by the LLM" if issubclass(kind, InLLMMethod) else yes[kind.needs_query]
     assert (question, tower) == (asked, yes[kind.needs_attention])
     assert (training_free, merges) == ("yes", yes[name in MERGING])
     assert (order == "as in the image") == (not kind.reorders)

@@ -8,15 +8,15 @@ import torch
 from tests.support.families import reference
 from tests.support.method_models import CASES
 from vlprune import attach, get_method, list_methods
-from vlprune.methods.in_llm import InsideMethod
+from vlprune.methods.in_llm import InLLMMethod
 from vlprune.models import family_of
-from vlprune.models.tower_attention import watching
+from vlprune.models.tower_attention import recorded_call
 from vlprune.types import Query, TokenView
 
 STEPS, KEEP = 5, 7
 GREEDY = {"do_sample": False, "max_new_tokens": STEPS}
 LOGITS = {**GREEDY, "return_dict_in_generate": True, "output_logits": True}
-BEFORE = [name for name in list_methods() if not isinstance(get_method(name), InsideMethod)]
+BEFORE = [name for name in list_methods() if not isinstance(get_method(name), InLLMMethod)]
 
 each_method = pytest.mark.parametrize("name", list_methods())
 each_before = pytest.mark.parametrize("name", BEFORE)  # those inside the LLM have a reference in tests/inside
@@ -91,7 +91,7 @@ def chosen(case, model, method, sample, visual, question):
     (stream,) = [stream for stream in family.streams(model) if stream.kind == "image"]
     batch = case.batch([case.sample(1, visual, 1)])
     inputs = {name: batch[name] for name in ("pixel_values", "image_sizes", "image_grid_thw") if name in batch}
-    with torch.no_grad(), watching(family.watched(model, stream, inputs)) as call:
+    with torch.no_grad(), recorded_call(family.attention_module(model, stream, inputs)) as call:
         output = model.base_model.get_image_features(**inputs)
         (vision,) = family.read(model, stream, output, inputs, visual.runs, call)
         features = case.encode(model, visual)[0][visual.candidates]

@@ -8,7 +8,7 @@ from transformers import AttentionInterface
 
 from tests.support.method_models import EVERY_TOWER
 from vlprune.models import family_of
-from vlprune.models.tower_attention import watching
+from vlprune.models.tower_attention import recorded_call
 
 KINDS = [
     (case, kind) for case in EVERY_TOWER for kind in ("image", "video") if kind == "image" or "video" in case.layouts
@@ -51,9 +51,9 @@ def seen(case, kind, model):
     taken = inspect.signature(getattr(model.base_model, stream.encoder)).parameters
     for name in [name for name in inputs if name not in taken]:  # versions name the pixels differently
         inputs[next(other for other in taken if other.startswith("pixel_values"))] = inputs.pop(name)
-    module = family.watched(model, stream, inputs)
+    module = family.attention_module(model, stream, inputs)
     module.__dict__.pop("noted", None)
-    with torch.no_grad(), watching(module) as call:
+    with torch.no_grad(), recorded_call(module) as call:
         output = getattr(model.base_model, stream.encoder)(**inputs)
         noted = module.__dict__.pop("noted")
         (vision,) = family.read(model, stream, output, inputs, [len(v.tokens) for v in sample.visuals], call)

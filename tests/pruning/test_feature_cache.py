@@ -104,8 +104,8 @@ def test_nothing_is_cached_while_training(model, processor, single, runs):
 def test_detaching_drops_the_cache(model, single):
     with attach(model, Random(keep=KEEP)) as pruner:
         model.generate(**single, **GREEDY)
-        assert pruner._cache.nbytes > 0
-    assert pruner._cache.nbytes == 0
+        assert pruner.feature_cache.nbytes > 0
+    assert pruner.feature_cache.nbytes == 0
 
 
 def test_the_byte_limit(model, processor, device, runs):
@@ -115,7 +115,7 @@ def test_the_byte_limit(model, processor, device, runs):
         for i in (0, 1, 2, 2, 1):
             model.generate(**batches[i], **GREEDY)
         assert runs == [1, 1, 1]
-        assert pruner._cache.nbytes == 2 * size
+        assert pruner.feature_cache.nbytes == 2 * size
         model.generate(**batches[0], **GREEDY)
         assert runs == [1, 1, 1, 1]
         model.generate(**batches[1], **GREEDY)  # used more recently than the third

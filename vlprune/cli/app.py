@@ -107,7 +107,7 @@ def _usage_sentence(error: Any) -> str:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from vlprune import __version__
+        from vlprune.version import __version__
 
         print(f"vlprune {__version__}")
         raise typer.Exit

@@ -145,7 +145,7 @@ def _run(
                 inputs,
                 methods,
                 name=name,
-                graphs=graphs,
+                cuda_graphs=graphs,
                 new_tokens=new,
                 repeats=repeats,
                 tick=lambda: progress.advance(task),

@@ -9,31 +9,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vlprune.cuda_graphs.graphed import Graphed
+    from vlprune.cuda_graphs.graphed import GraphedModel
 
-__all__ = ["Graphed", "with_graphs"]
+__all__ = ["GraphedModel", "with_graphs"]
 
 
-def with_graphs(model: Any, graphs: bool | str) -> Graphed | None:
-    """What `attach(..., graphs=)` asks for: nothing, graphs (True), or graphs of compiled layers ("compile").
+def with_graphs(model: Any, cuda_graphs: bool | str) -> GraphedModel | None:
+    """What `attach(..., cuda_graphs=)` asks for: nothing, graphs (True), or graphs of compiled layers ("compile").
 
     >>> with_graphs(None, "fast")
     Traceback (most recent call last):
     ...
-    ValueError: graphs='fast': choose from False, True and 'compile'.
+    ValueError: cuda_graphs='fast': choose from False, True and 'compile'.
     """
-    if graphs not in (False, True, "compile"):
-        raise ValueError(f"graphs={graphs!r}: choose from False, True and 'compile'.")
-    if not graphs:
+    if cuda_graphs not in (False, True, "compile"):
+        raise ValueError(f"cuda_graphs={cuda_graphs!r}: choose from False, True and 'compile'.")
+    if not cuda_graphs:
         return None
-    from vlprune.cuda_graphs.graphed import Graphed
+    from vlprune.cuda_graphs.graphed import GraphedModel
 
-    return Graphed(model, compile=graphs == "compile")
+    return GraphedModel(model, compile=cuda_graphs == "compile")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Graphed":  # transformers' caches take seconds to load
-        from vlprune.cuda_graphs.graphed import Graphed
+    if name == "GraphedModel":  # transformers' caches take seconds to load
+        from vlprune.cuda_graphs.graphed import GraphedModel
 
-        return Graphed
+        return GraphedModel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

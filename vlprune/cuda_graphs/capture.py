@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from vlprune.pruning.patched_attributes import instead
+from vlprune.pruning.patched_attributes import patched_attributes
 
 #: Takes a function of no arguments, and gives one that does the same to the same memory.
 Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
@@ -69,13 +69,13 @@ class Compiled:
             for part in (getattr(self._decoder, name, None) for name in ("rotary_emb", "norm")):
                 if part is not None:
                     stack.enter_context(
-                        instead(part, {"forward": functools.partial(self.calls, type(part).forward, part)})
+                        patched_attributes(part, {"forward": functools.partial(self.calls, type(part).forward, part)})
                     )
             for layer, slots in zip(self._decoder.layers, cache.layers):
-                stack.enter_context(instead(layer, {"forward": self._forward(layer, layer.forward, slots)}))
+                stack.enter_context(patched_attributes(layer, {"forward": self._forward(layer, layer.forward, slots)}))
                 for part in layer.children():
                     if isinstance(part.__dict__.get("layer_idx"), int):
-                        stack.enter_context(instead(part, {"layer_idx": 0}))
+                        stack.enter_context(patched_attributes(part, {"layer_idx": 0}))
             yield
 
     def _forward(self, layer: Any, plain: Any, slots: Any) -> Callable[..., Any]:

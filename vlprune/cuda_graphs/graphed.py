@@ -19,7 +19,7 @@ from vlprune.cuda_graphs.vision_tower import tower_forward, towers
 SESSIONS = 4
 
 
-class Graphed:
+class GraphedModel:
     """Makes `model.generate` run its LLM as CUDA graphs, until `close()` or the end of the `with`.
 
     Greedy and sampled answers, of any batch, padded or not. The first call of a new shape captures its graphs; prompts
@@ -27,7 +27,7 @@ class Graphed:
     why. With `compile=True` the decoder's layers are compiled before they are captured.
 
     Example:
-        with Graphed(model):
+        with GraphedModel(model):
             out = model.generate(**inputs, max_new_tokens=20)
     """
 
@@ -39,7 +39,9 @@ class Graphed:
         if hasattr(self._decoder.__dict__.get("forward"), "graphed") or hasattr(
             model.__dict__.get("generate"), "vlprune"
         ):
-            raise RuntimeError("model already has graphs or a pruner: close that first, or attach(..., graphs=True).")
+            raise RuntimeError(
+                "model already has graphs or a pruner: close that first, or attach(..., cuda_graphs=True)."
+            )
         self._capture = capture
         self._compiled = Compiled(self._decoder) if compile else None
         self._sessions: OrderedDict[Hashable, Session] = OrderedDict()
@@ -60,7 +62,7 @@ class Graphed:
         self._before.append((thing, name, thing.__dict__.get(name)))
         thing.__dict__[name] = value
 
-    def __enter__(self) -> Graphed:
+    def __enter__(self) -> GraphedModel:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -64,8 +64,8 @@ def answers(
     from vlprune.evaluation.compare import _loaded_once
     from vlprune.evaluation.prefix_cache import Memory, memory_for
     from vlprune.models.base import family_of
-    from vlprune.pruning.probe import see
-    from vlprune.studies.still import StillCache
+    from vlprune.pruning.feature_cache import FeatureCache
+    from vlprune.pruning.probe import encode_images
 
     if isinstance(loaded.clip, str):
         loaded = replace(loaded, clip=_loaded_once(loaded))
@@ -73,7 +73,7 @@ def answers(
         family = family_of(loaded.model)
     except UnsupportedModel as error:
         raise UserError(f"--model {loaded.name}: {error}") from error
-    cache, left = StillCache(float("inf")), dict(methods)
+    cache, left = FeatureCache(float("inf"), fixed_pixels=True), dict(methods)
     attention = any(getattr(method, "needs_attention", False) for method in methods.values())
 
     def known(some: Sequence[Item]) -> bool:
@@ -84,7 +84,7 @@ def answers(
             if not known(asked):
                 ids, pixels = _distinct(loaded.model, family, asked, inputs)
                 with torch.no_grad():
-                    see(loaded.model, family, ids, pixels, cache, attention)
+                    encode_images(loaded.model, family, ids, pixels, cache, attention)
         everything = Memory()
         for name, method in list(left.items()):
             memory = memory_for(method, everything)
@@ -103,10 +103,10 @@ def answers(
 
 def _distinct(model: Any, family: Family, items: Sequence[Item], inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The ids and pixels of a batch without the rows that show an image again, where rows can be taken out."""
-    from vlprune.pruning.probe import present
+    from vlprune.pruning.probe import present_streams
 
     pixels = {name: value for name, value in inputs.items() if name in family.vision_inputs}
-    if not all(family.sliceable(stream, pixels) for stream in present(model, family, pixels)):
+    if not all(family.encodes_independently(stream, pixels) for stream in present_streams(model, family, pixels)):
         return inputs["input_ids"], pixels
     rows = list({item.group: row for row, item in enumerate(items)}.values())
     return inputs["input_ids"][rows], {name: value[rows] for name, value in pixels.items()}
@@ -168,15 +168,13 @@ def _ask(
             query=texts,
             positions=positions,
             dual_encoder=loaded.clip,
-            cache_bytes=0,
+            feature_cache=cache,
         )
-        own, pruner._cache = pruner._cache, cache
         memory = memory if chosen is method else None  # else it chooses for each question
         try:
             with remembering(pruner, memory, [item.group for item in items], inputs["input_ids"]):
                 out = model.generate(**inputs, max_new_tokens=longest, do_sample=False)
         finally:
-            pruner._cache = own  # which detaching empties
             pruner.detach()
     except (ValueError, UnsupportedModel) as error:
         return Answered(name, items, reason=str(error))

@@ -87,7 +87,7 @@ def compare(
     from vlprune.measure import measure_generate
     from vlprune.models.base import family_of
     from vlprune.pruning.feature_cache import FeatureCache
-    from vlprune.pruning.probe import see
+    from vlprune.pruning.probe import encode_images
 
     try:
         family = family_of(loaded.model)
@@ -101,7 +101,7 @@ def compare(
     cache = FeatureCache(float("inf"))
     pixels = {name: value for name, value in inputs.items() if name in family.vision_inputs}
     with torch.no_grad():
-        see(loaded.model, family, inputs["input_ids"], pixels, cache, attention=True)
+        encode_images(loaded.model, family, inputs["input_ids"], pixels, cache, attention=True)
     for method in methods:
         tick(method.name)
         ways.append(_way(loaded, method, inputs, question, cache, options))
@@ -114,12 +114,8 @@ def _way(
     loaded: Loaded, method: Method, inputs: dict[str, Any], question: str, cache: FeatureCache, options: dict[str, Any]
 ) -> Way:
     try:
-        with asking.prune(loaded, method, question) as pruner:
-            own, pruner._cache = pruner._cache, cache
-            try:
-                run = asking.measured(loaded, pruner, inputs, **options)
-            finally:
-                pruner._cache = own  # which detaching empties
+        with asking.prune(loaded, method, question, cache) as pruner:
+            run = asking.measured(loaded, pruner, inputs, **options)
     except UserError as error:
         return Way(method.name, reason=str(error).removeprefix(f"--method {method.name}: "))
     return Way(method.name, asking.decoded(loaded, run), run, pruner.records)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vlprune.media.video import Clip
     from vlprune.methods import Accounting, Method
     from vlprune.pruner import Pruner
+    from vlprune.pruning.feature_cache import FeatureCache
     from vlprune.record import Record
 
 FALLBACK_PROMPT = "USER: {placeholder}\n{question} ASSISTANT:"  # LLaVA-1.5's, for checkpoints without a chat template
@@ -54,8 +55,8 @@ def prepare(loaded: Loaded, shown: Image.Image | Clip, question: str) -> dict[st
     return {name: value.to(dtype) if name.startswith("pixel_values") else value for name, value in inputs.items()}
 
 
-def prune(loaded: Loaded, method: Method, question: str) -> Pruner:
-    """The pruner; it keeps no features, so that the time of the vision tower is seen."""
+def prune(loaded: Loaded, method: Method, question: str, cache: FeatureCache | None = None) -> Pruner:
+    """The pruner; without a cache it keeps no features, so that the time of the vision tower is seen."""
     from vlprune.errors import UnsupportedModel
     from vlprune.pruner import attach
 
@@ -70,6 +71,7 @@ def prune(loaded: Loaded, method: Method, question: str) -> Pruner:
                 query=question,
                 dual_encoder=loaded.clip,
                 cache_bytes=0,
+                feature_cache=cache,
             )
         except UnsupportedModel as error:
             raise UserError(f"--model {loaded.name}: {error}") from error

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlprune.methods.in_llm import InsideMethod, parts
-from vlprune.pruning.patched_attributes import instead
+from vlprune.methods.in_llm import InLLMMethod, split_stages
+from vlprune.pruning.patched_attributes import patched_attributes
 
 if TYPE_CHECKING:
     from vlprune.methods import Method
@@ -68,8 +68,8 @@ def memory_for(method: Method, everything: Memory) -> Memory | None:
     """The memory to use for a method: None if it reads the question, `everything` if all tokens enter the LLM."""
     from vlprune.evaluation.accuracy import whole
 
-    first, _ = parts(method)
-    if isinstance(first, InsideMethod) or first == whole():
+    first, _ = split_stages(method)
+    if isinstance(first, InLLMMethod) or first == whole():
         return everything
     return None if first.needs_query else Memory()
 
@@ -98,15 +98,17 @@ def remembering(pruner: Pruner, memory: Memory | None, images: Sequence[str], id
     """
     decoder = pruner.model.get_decoder()
     layers = list(getattr(decoder, "layers", []))
-    until = pruner._stages.cuts[0] if pruner._stages is not None else len(layers)
+    until = len(layers) if pruner.first_cut is None else pruner.first_cut
     plain = decoder.config._attn_implementation == "sdpa"  # for which no mask is a causal one
-    rows, behind = names(images, ids, pruner._placeholders)
+    rows, behind = names(images, ids, pruner.placeholders)
     with ExitStack() as stack:
         for layer in layers[-1:]:
-            stack.enter_context(instead(layer, {"forward": _last(layer)}))
+            stack.enter_context(patched_attributes(layer, {"forward": _last(layer)}))
         if memory is not None and plain and behind:
             for number, layer in enumerate(layers[:until]):
-                stack.enter_context(instead(layer, {"forward": _recalling(layer, number, rows, behind, memory)}))
+                stack.enter_context(
+                    patched_attributes(layer, {"forward": _recalling(layer, number, rows, behind, memory)})
+                )
         yield
 
 
@@ -223,7 +225,7 @@ def _last(layer: Any) -> Callable[..., Any]:
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             for module in modules if hidden_states.shape[1] > 1 else ():
-                stack.enter_context(instead(module, {"forward": only(module)}))
+                stack.enter_context(patched_attributes(module, {"forward": only(module)}))
             return plain(hidden_states, *args, **kwargs)
 
     return forward

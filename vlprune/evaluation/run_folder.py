@@ -171,7 +171,7 @@ def machine() -> dict[str, str]:
     import torch
     import transformers
 
-    from vlprune import __version__
+    from vlprune.version import __version__
 
     found = {"vlprune": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {**found, "python": platform.python_version()}

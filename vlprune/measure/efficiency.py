@@ -22,7 +22,7 @@ from vlprune.measure.memory import cache_bytes
 from vlprune.media.outputs import MARK
 from vlprune.models import family_of
 
-#: How the LLM runs, by the value of `attach(..., graphs=)`.
+#: How the LLM runs, by the value of `attach(..., cuda_graphs=)`.
 WAYS = {False: "eager", True: "CUDA graphs", "compile": "compiled, CUDA graphs"}
 #: Runs before those that count: graphs are captured, kernels chosen and compiled in the first.
 WARMUP = 2
@@ -79,14 +79,14 @@ class Row:
     `first` is the time to the first token: from the call of `generate` to the first logits, with all that lies between.
     It is a clock of its own, which does not wait for the device on the way, as that of the parts does.
 
-    `graphs` says how the LLM ran, which is not what was asked for where graphs cannot be had.
+    `cuda_graphs` says how the LLM ran, which is not what was asked for where graphs cannot be had.
     `visual_tokens` and `prompt_tokens` entered the LLM. `flops` are those of the prefill and `macs` the papers' count
     (see `vlprune.measure.CONVENTIONS`), None for a decoder without a formula, or tokens dropped inside of it. `decode`
     is per token, None if there is but one. `peak_bytes` is above the weights, None on a CPU.
     """
 
     method: str
-    graphs: bool | str
+    cuda_graphs: bool | str
     visual_tokens: int
     prompt_tokens: int
     flops: int | None
@@ -121,7 +121,7 @@ class Report:
     def title(self) -> str:
         about = self.about
         return (
-            f"{about['model']}, {WAYS[self.rows[0].graphs]}, {about['device']}, {about['dtype']}, "
+            f"{about['model']}, {WAYS[self.rows[0].cuda_graphs]}, {about['device']}, {about['dtype']}, "
             f"batch {about['batch']}, {about['new_tokens']} new tokens, medians of {about['repeats']}, "
             f"torch {about['torch']}, transformers {about['transformers']}"
         )
@@ -150,7 +150,7 @@ def _cell(name: str, row: Row, whole: Row) -> str:
     from vlprune.cli.tables import amount
 
     if name == "method":
-        return row.method if row.graphs == whole.graphs else f"{row.method}\n({WAYS[row.graphs]})"
+        return row.method if row.cuda_graphs == whole.cuda_graphs else f"{row.method}\n({WAYS[row.cuda_graphs]})"
     if name == "faster":
         return f"{whole.first.median / row.first.median:.2f}×" if row is not whole and row.first.median else ""
     value = getattr(row, name)
@@ -179,7 +179,7 @@ def bench(
     methods: Sequence[Any],
     *,
     name: str = "model",
-    graphs: bool | str = False,
+    cuda_graphs: bool | str = False,
     new_tokens: int = 32,
     repeats: int = 10,
     warmup: int = WARMUP,
@@ -209,15 +209,21 @@ def bench(
         with running as held:
             measure = _Measure(model, inputs, held if pruned else None, new_tokens, tick)
             row = measure.row(title, repeats, warmup)
-            runtime = held.graphs if pruned else held
-            return replace(row, graphs=graphs if runtime is not None and runtime.graphs else False)
+            runtime = held.cuda_graphs if pruned else held
+            return replace(row, cuda_graphs=cuda_graphs if runtime is not None and runtime.graphs else False)
 
-    rows = [measured("all tokens", with_graphs(model, graphs) or nullcontext(), False)]
+    rows = [measured("all tokens", with_graphs(model, cuda_graphs) or nullcontext(), False)]
     for method in methods:
         title = f"{method.name}, keep={getattr(method, 'keep', '')}"
-        rows.append(measured(title, attach(model, method, cache_bytes=0, graphs=graphs, **attaching), True))
+        rows.append(measured(title, attach(model, method, cache_bytes=0, cuda_graphs=cuda_graphs, **attaching), True))
     ids = inputs["input_ids"]
-    settings = {"model": name, "graphs": graphs, "batch": len(ids), "new_tokens": new_tokens, "repeats": repeats}
+    settings = {
+        "model": name,
+        "cuda_graphs": cuda_graphs,
+        "batch": len(ids),
+        "new_tokens": new_tokens,
+        "repeats": repeats,
+    }
     return Report(rows, {**settings, "warmup": warmup, **machine(model)})
 
 
@@ -306,7 +312,7 @@ class _Measure:
             macs = batch * paper_macs(model, visual // batch)
         return Row(
             method=title,
-            graphs=False,
+            cuda_graphs=False,
             visual_tokens=visual,
             prompt_tokens=prompt,
             flops=flops,

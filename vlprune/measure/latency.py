@@ -94,7 +94,7 @@ class Clock:
         if self._first is None:
             raise RuntimeError("nothing ran inside the clock: call model.generate(...) in its with.")
         records = self._pruner.records if self._pruner is not None else []
-        question = self._pruner.reading if self._pruner is not None else 0.0
+        question = self._pruner.question_seconds if self._pruner is not None else 0.0
         selection = sum(record.seconds for record in records)
         prefill, decode = self._first - self._entered, ended - self._first
         known = question + self._vision + selection + prefill + decode

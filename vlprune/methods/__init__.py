@@ -16,7 +16,7 @@ from vlprune.methods.divprune import DivPrune
 from vlprune.methods.dpp_only import DppOnly
 from vlprune.methods.fastv import FastV
 from vlprune.methods.graph_only import GraphOnly
-from vlprune.methods.in_llm import InsideMethod
+from vlprune.methods.in_llm import InLLMMethod
 from vlprune.methods.pyramiddrop import PyramidDrop
 from vlprune.methods.random import Random
 from vlprune.methods.relevance_top_k import RelevanceTopK
@@ -37,7 +37,7 @@ __all__ = [
     "DppOnly",
     "FastV",
     "GraphOnly",
-    "InsideMethod",
+    "InLLMMethod",
     "Method",
     "PyramidDrop",
     "QueryMethod",

@@ -82,11 +82,11 @@ class Method(ABC):
         >>> (Random(keep=192) + FastV(keep=64)).accounting(576, layers=32)
         Accounting(entering=192, layer_average=72.0)
         """
-        from vlprune.methods.in_llm import InsideMethod, Then
+        from vlprune.methods.in_llm import InLLMMethod, TwoStage
 
-        if isinstance(self, (InsideMethod, Then)) or not isinstance(other, InsideMethod):
+        if isinstance(self, (InLLMMethod, TwoStage)) or not isinstance(other, InLLMMethod):
             return NotImplemented
-        return Then(self.keep, self, other)
+        return TwoStage(self.keep, self, other)
 
     @abstractmethod
     def select(self, view: TokenView, query: Query | None) -> Selection:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vlprune.methods.in_llm import InsideMethod, check_layers, scaled
+from vlprune.methods.in_llm import InLLMMethod, check_layers, scaled
 
 
 @dataclass(frozen=True)
-class FastV(InsideMethod):
+class FastV(InLLMMethod):
     """After two layers of the LLM, the tokens that the prompt's last token attends to.
 
     Chen et al., *An Image is Worth 1/2 Tokens After Layer 2: Plug-and-Play Inference Acceleration for Large

@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class InsideMethod(Method):
+class InLLMMethod(Method):
     """A method that drops tokens inside the LLM: all that enter are seen by the first layers, and fewer by later ones.
 
     `keep` is what the last layers see. A subclass says in `stages` where the cuts are; by default each keeps the
@@ -55,9 +55,9 @@ class InsideMethod(Method):
     #: Whether kept tokens keep their positions ("original") or close the gaps ("renumbered"); m-RoPE keeps them.
     positions: ClassVar[str] = "original"
     #: Whether the attention that a cut goes by is that of the layer after the cut; else of the layer before it.
-    ahead: ClassVar[bool] = False
+    score_from_next_layer: ClassVar[bool] = False
     #: Whether `weigh` chooses the text tokens whose attention counts; else it is the prompt's last token alone.
-    rated: ClassVar[bool] = False
+    uses_raters: ClassVar[bool] = False
 
     @abstractmethod
     def stages(self, n: int, layers: int) -> tuple[tuple[int, int], ...]:
@@ -100,7 +100,7 @@ class InsideMethod(Method):
 
 
 @dataclass(frozen=True)
-class Then(Method):
+class TwoStage(Method):
     """A method before the LLM, and then one inside it, which sees what the first left.
 
     >>> from vlprune import FastV, Random
@@ -109,7 +109,7 @@ class Then(Method):
     """
 
     first: Method = None  # type: ignore[assignment]
-    then: InsideMethod = None  # type: ignore[assignment]
+    then: InLLMMethod = None  # type: ignore[assignment]
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -123,11 +123,11 @@ class Then(Method):
         return self.then.accounting(self.first.accounting(n, layers).entering, layers)
 
 
-def parts(method: Method) -> tuple[Method, InsideMethod | None]:
+def split_stages(method: Method) -> tuple[Method, InLLMMethod | None]:
     """What works before the LLM, and what inside it, if anything does."""
-    if isinstance(method, Then):
+    if isinstance(method, TwoStage):
         return method.first, method.then
-    if isinstance(method, InsideMethod):
+    if isinstance(method, InLLMMethod):
         return replace(method, keep=1.0), method
     return method, None
 

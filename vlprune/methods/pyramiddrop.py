@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vlprune.budget import Budget
-from vlprune.methods.in_llm import InsideMethod, check_layers, falling, scaled
+from vlprune.methods.in_llm import InLLMMethod, check_layers, falling, scaled
 
 
 @dataclass(frozen=True)
-class PyramidDrop(InsideMethod):
+class PyramidDrop(InLLMMethod):
     """Fewer tokens after each quarter of the LLM: those that its next layer would attend to.
 
     Xing et al., *PyramidDrop: Accelerating Your Large Vision-Language Models via Pyramid Visual Redundancy
@@ -31,7 +31,7 @@ class PyramidDrop(InsideMethod):
 
     name: ClassVar[str] = "pyramiddrop"
     positions: ClassVar[str] = "renumbered"
-    ahead: ClassVar[bool] = True
+    score_from_next_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

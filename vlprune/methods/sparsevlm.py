@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlprune.budget import Budget
-from vlprune.methods.in_llm import Cut, InsideMethod, check_layers, falling, highest, scaled
+from vlprune.methods.in_llm import Cut, InLLMMethod, check_layers, falling, highest, scaled
 from vlprune.selection.clusters import cluster_means, density_peaks
 from vlprune.selection.raters import rater_weights
 
@@ -20,7 +20,7 @@ def _of_576(first: int, second: int, last: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class SparseVLM(InsideMethod):
+class SparseVLM(InLLMMethod):
     """In three stages, the tokens that the text's most visual words attend to; some of the others come back, merged.
 
     Zhang et al., *SparseVLM: Visual Token Sparsification for Efficient Vision-Language Model Inference*, ICML 2025.
@@ -43,7 +43,7 @@ class SparseVLM(InsideMethod):
 
     name: ClassVar[str] = "sparsevlm"
     positions: ClassVar[str] = "renumbered"
-    rated: ClassVar[bool] = True
+    uses_raters: ClassVar[bool] = True
     reorders: ClassVar[bool] = True
     merges: ClassVar[bool] = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from vlprune.errors import UnsupportedModel
-from vlprune.models.tower_attention import Call, Look
+from vlprune.models.tower_attention import RecordedCall, TowerAttention
 from vlprune.types import Shape
 
 
@@ -71,9 +71,9 @@ class Family(ABC):
     #: Keyword arguments of the model's forward that carry images or say how to read them.
     vision_inputs: ClassVar[tuple[str, ...]]
     #: Whether images of one model may differ in their number of tokens.
-    varying: ClassVar[bool] = True
+    variable_length: ClassVar[bool] = True
     #: Whether the vision tower is that of a published dual encoder, for `attach(..., dual_encoder=)`.
-    twin: ClassVar[bool] = False
+    has_dual_encoder: ClassVar[bool] = False
 
     def check(self, model: Any) -> None:
         """Raise `UnsupportedModel` where the class fits but this checkpoint's parts do not."""
@@ -110,11 +110,13 @@ class Family(ABC):
         """From arranged tower states (B, k, g · d_v) to tokens (B, k, d)."""
         return model.base_model.multi_modal_projector(states)
 
-    def watched(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
+    def attention_module(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
         """The module of the vision tower whose attention tells what it looks at, None if there is none to watch."""
         return None
 
-    def looked(self, model: Any, stream: Stream, call: Call, output: Any, inputs: dict[str, Any]) -> Look:
+    def tower_attention(
+        self, model: Any, stream: Stream, call: RecordedCall, output: Any, inputs: dict[str, Any]
+    ) -> TowerAttention:
         """What that module, in that call, made its tokens look at."""
         raise NotImplementedError
 
@@ -125,7 +127,7 @@ class Family(ABC):
         output: Any,
         inputs: dict[str, Any],
         runs: list[int],
-        call: Call | None = None,
+        call: RecordedCall | None = None,
     ) -> list[Vision]:
         """One `Vision` per image or video of the stream; `call` is that of the watched module, if it is wanted."""
         shapes = self.shapes(model, stream, output, inputs, runs)
@@ -139,10 +141,10 @@ class Family(ABC):
             return [replace(vision, **change) for vision, change in zip(visions, changes)]
 
         visions = with_values("tower", self.states(model, stream, output, inputs), lambda part: part)
-        if self.sliceable(stream, inputs):
+        if self.encodes_independently(stream, inputs):
             visions = [replace(vision, features=image) for vision, image in zip(visions, output.pooler_output)]
         if call is not None:
-            look = self.looked(model, stream, call, output, inputs)
+            look = self.tower_attention(model, stream, call, output, inputs)
             width = look.keys.shape[-1]
             visions = with_values("attention", look.attention[..., None], lambda part: part.mean(dim=1))
             visions = with_values("keys", look.keys, lambda part: part.view(len(part), -1, width).mean(dim=1))
@@ -156,7 +158,7 @@ class Family(ABC):
         """What the caller encoded beforehand and passes in place of pixels: the encoders' outputs by kind."""
         return inputs.get("mm_encoder_outputs") or {}
 
-    def sliceable(self, stream: Stream, inputs: dict[str, Any]) -> bool:
+    def encodes_independently(self, stream: Stream, inputs: dict[str, Any]) -> bool:
         """Whether each image's features depend on nothing but its own slice of the pixels."""
         return False
 

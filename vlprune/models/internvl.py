@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vlprune.models.base import Family, Stream, register_family
 from vlprune.models.llava import drops_class, feature_layer
-from vlprune.models.tower_attention import Call, Look, look
+from vlprune.models.tower_attention import RecordedCall, TowerAttention, project_and_attend
 from vlprune.types import Part, Shape, squares
 
 
@@ -54,14 +54,16 @@ class InternVL(Family):
         )
         return list(shuffled.flatten(1, 2).flatten(0, 1).split([shape.n for shape in shapes]))
 
-    def watched(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
+    def attention_module(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
         layer = feature_layer(model, inputs)
         return model.base_model.vision_tower.encoder.layer[layer if layer < 0 else layer - 1].attention
 
-    def looked(self, model: Any, stream: Stream, call: Call, output: Any, inputs: dict[str, Any]) -> Look:
+    def tower_attention(
+        self, model: Any, stream: Stream, call: RecordedCall, output: Any, inputs: dict[str, Any]
+    ) -> TowerAttention:
         # four patches make a token, and there is one class token: it has no token of its own to become
-        seen = look(self.watched(model, stream, inputs), call.hidden, call.hidden[:, 0])
-        return Look(seen.attention, seen.keys)
+        seen = project_and_attend(self.attention_module(model, stream, inputs), call.hidden, call.hidden[:, 0])
+        return TowerAttention(seen.attention, seen.keys)
 
 
 register_family(InternVL())

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vlprune.errors import UnsupportedModel
 from vlprune.models.base import Family, Stream, register_family
-from vlprune.models.tower_attention import Call, Look, look
+from vlprune.models.tower_attention import RecordedCall, TowerAttention, project_and_attend
 from vlprune.types import Shape, squares
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
@@ -38,13 +38,15 @@ class Projected(Family):
         """The vision tower that sees the stream."""
         return model.base_model.vision_tower
 
-    def watched(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
+    def attention_module(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
         layer = feature_layer(model, inputs)  # as hidden states are counted: the embeddings are number 0
         return self.tower(model, stream).encoder.layers[layer if layer < 0 else layer - 1].self_attn
 
-    def looked(self, model: Any, stream: Stream, call: Call, output: Any, inputs: dict[str, Any]) -> Look:
+    def tower_attention(
+        self, model: Any, stream: Stream, call: RecordedCall, output: Any, inputs: dict[str, Any]
+    ) -> TowerAttention:
         cls = output.hidden_states[feature_layer(model, inputs)][:, 0] if drops_class(model, inputs) else None
-        return look(self.watched(model, stream, inputs), call.hidden, cls)
+        return project_and_attend(self.attention_module(model, stream, inputs), call.hidden, cls)
 
 
 class Llava(Projected):
@@ -60,8 +62,8 @@ class Llava(Projected):
         "vision_feature_layer",
         "vision_feature_select_strategy",
     )
-    varying = False
-    twin = True
+    variable_length = False
+    has_dual_encoder = True
 
     def check(self, model: Any) -> None:
         tower = model.config.vision_config.model_type
@@ -74,7 +76,7 @@ class Llava(Projected):
     def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
         return [squares("image", "image", len(image)) for image in output.pooler_output]
 
-    def sliceable(self, stream: Stream, inputs: dict[str, Any]) -> bool:
+    def encodes_independently(self, stream: Stream, inputs: dict[str, Any]) -> bool:
         pixels = inputs.get("pixel_values")
         return inputs.get("image_sizes") is None and pixels is not None and pixels.ndim == 4
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.devices import onto
+from vlprune.devices import copy_to_device
 from vlprune.models.base import Stream, register_family
 from vlprune.models.llava import Llava, Projected
 from vlprune.types import Part, Shape, stacked
@@ -115,7 +115,7 @@ class Tiled(Projected):
         newline = values.new_zeros(values.shape[2])
         views = values.split([image.views for image in images])
         lying = [packed(model, part, image, newline) for part, image in zip(views, images)]
-        return [part[onto(shape.candidates, part.device)] for part, shape in zip(lying, shapes)]
+        return [part[copy_to_device(shape.candidates, part.device)] for part, shape in zip(lying, shapes)]
 
 
 class LlavaNext(Tiled):
@@ -125,7 +125,7 @@ class LlavaNext(Tiled):
     relevance = "clip with dual_encoder=, else llm"
     tested = "tiny random weights against an independent reference; 7B-sized random weights on a GPU"
     vision_inputs = Llava.vision_inputs
-    twin = True
+    has_dual_encoder = True
 
 
 class LlavaNextVideo(Tiled):
@@ -135,7 +135,7 @@ class LlavaNextVideo(Tiled):
     relevance = LlavaNext.relevance
     tested = "tiny random weights against an independent reference"
     vision_inputs = (*Llava.vision_inputs, "pixel_values_videos")
-    twin = True
+    has_dual_encoder = True
 
     def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
         if stream.kind == "image":

@@ -25,7 +25,7 @@ class LlavaOnevision(Tiled):
         "vision_aspect_ratio",
         "batch_num_images",
     )
-    twin = True
+    has_dual_encoder = True
 
     def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
         if stream.kind == "image":

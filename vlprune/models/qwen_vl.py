@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vlprune.models.base import Family, Stream, register_family
-from vlprune.models.tower_attention import Call, Look, received
+from vlprune.models.tower_attention import RecordedCall, TowerAttention, received
 from vlprune.types import Shape, stacked
 
 
@@ -56,14 +56,16 @@ class Qwen2VL(Family):
         patches = states.reshape(-1, states.shape[2] // model.config.vision_config.spatial_merge_size**2)
         return visual.merger(patches).view(*states.shape[:2], -1)
 
-    def watched(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
+    def attention_module(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
         return model.base_model.visual.blocks[-1].attn
 
     @torch.no_grad()
-    def looked(self, model: Any, stream: Stream, call: Call, output: Any, inputs: dict[str, Any]) -> Look:
+    def tower_attention(
+        self, model: Any, stream: Stream, call: RecordedCall, output: Any, inputs: dict[str, Any]
+    ) -> TowerAttention:
         from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 
-        module, hidden = self.watched(model, stream, inputs), call.hidden
+        module, hidden = self.attention_module(model, stream, inputs), call.hidden
         queries, keys = module.qkv(hidden).view(len(hidden), 3, module.num_heads, -1).unbind(1)[:2]
         queries, keys = apply_rotary_pos_emb_vision(queries, keys, *call.kwargs["position_embeddings"])
         lengths = call.kwargs["cu_seqlens"].diff().tolist()
@@ -71,7 +73,7 @@ class Qwen2VL(Family):
         attention = [received(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cls=False)[0] for q, k in pairs]
         seen = torch.cat([torch.cat(attention)[:, None], keys.float().mean(dim=1)], dim=1)
         seen = self.in_order(model, stream, seen, inputs)
-        return Look(seen[:, 0], seen[:, 1:])
+        return TowerAttention(seen[:, 0], seen[:, 1:])
 
 
 class Qwen25VL(Qwen2VL):

@@ -14,7 +14,7 @@ ROWS = 512  #: queries whose attention is held at a time
 
 
 @dataclass
-class Call:
+class RecordedCall:
     """The arguments of a watched module's most recent call."""
 
     args: tuple[Any, ...] = ()
@@ -27,7 +27,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Look:
+class TowerAttention:
     """`attention` (images, patches), `keys` (images, patches, d_k) and, where there is one, `cls` (images, d_v)."""
 
     attention: Tensor
@@ -36,12 +36,12 @@ class Look:
 
 
 @contextmanager
-def watching(module: Any) -> Iterator[Call | None]:
+def recorded_call(module: Any) -> Iterator[RecordedCall | None]:
     """Inside, note how `module` is called; None for no module."""
     if module is None:
         yield None
         return
-    call = Call()
+    call = RecordedCall()
 
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call.args, call.kwargs = args, kwargs
@@ -89,8 +89,8 @@ def projected(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def look(module: Any, hidden: Tensor, cls: Tensor | None) -> Look:
+def project_and_attend(module: Any, hidden: Tensor, cls: Tensor | None) -> TowerAttention:
     """Of a tower with separate projections; `cls` (N, d_v) is the class token's state, None for a tower without one."""
     queries, keys = projected(module, hidden)
     first = 0 if cls is None else 1
-    return Look(received(queries, keys, cls is not None), keys[:, :, first:].float().mean(dim=1), cls)
+    return TowerAttention(received(queries, keys, cls is not None), keys[:, :, first:].float().mean(dim=1), cls)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vlprune.budget import Budget
-from vlprune.devices import Stopwatch, onto
+from vlprune.devices import Stopwatch, copy_to_device
 from vlprune.methods.base import Method
 from vlprune.record import Record
 from vlprune.types import Selection, Shape, TokenView
@@ -33,7 +33,7 @@ def choose(
     places: Tensor,
     ask: Ask,
     project: Callable[[Tensor], Tensor],
-    varying: bool,
+    variable_length: bool,
 ) -> tuple[Tensor, list[Record]]:
     """One call of the method for all images of one shape (or all their tiles or frames of one size).
 
@@ -50,7 +50,7 @@ def choose(
     for unit in units:
         shapes.setdefault(unit.vision.shape, []).append(unit)
     for shape, group in shapes.items():
-        shares = budget.shares(shape.kind, [len(part) for part in shape.parts], varying)
+        shares = budget.shares(shape.kind, [len(part) for part in shape.parts], variable_length)
         one = _Group(method, shape, group, embeds, project)
         one.choose(shares, ask)
         embeds = one.put(embeds, drop, places)
@@ -71,8 +71,8 @@ class _Group:
     ) -> None:
         self.method, self.shape, self.units, self.project = method, shape, units, project
         device = embeds.device
-        self.rows = onto(torch.tensor([[unit.row] for unit in units]), device)
-        self.columns = onto(torch.stack([unit.columns for unit in units]), device)
+        self.rows = copy_to_device(torch.tensor([[unit.row] for unit in units]), device)
+        self.columns = copy_to_device(torch.stack([unit.columns for unit in units]), device)
         self.candidates = _candidates(shape, device)
         self.features = embeds.detach()[self.rows, self.columns[:, self.candidates]]
         self.tower, self.attention, self.keys, self.cls = (
@@ -189,7 +189,7 @@ class _Group:
             real: Tensor | slice = slice(None)
             slots = kept
             if chosen.sizes is not None:
-                sizes = onto(torch.tensor(chosen.sizes), at.device)[:, None]
+                sizes = copy_to_device(torch.tensor(chosen.sizes), at.device)[:, None]
                 real = torch.arange(at.shape[1], device=at.device) < sizes
                 slots = kept.masked_fill(~real, embeds.shape[1])
             if self.method.reorders:

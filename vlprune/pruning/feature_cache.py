@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vlprune.models.base import Family, Stream, Vision
-from vlprune.models.tower_attention import watching
+from vlprune.models.tower_attention import recorded_call
 
 #: What a model's forward reads of an encoder's output.
 READ = ("pooler_output", "deepstack_features")
@@ -51,9 +51,11 @@ class FeatureCache:
     (True, 64)
     """
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, *, fixed_pixels: bool = False) -> None:
+        """`fixed_pixels` promises that nobody writes to the pixels: a batch asked about often is then hashed once."""
         self.limit = limit
         self.nbytes = 0
+        self._names: dict[int, tuple[Tensor, list[Hashable]]] | None = {} if fixed_pixels else None
         self._kept: OrderedDict[Hashable, Sized] = OrderedDict()
 
     def __len__(self) -> int:
@@ -75,10 +77,21 @@ class FeatureCache:
     def clear(self) -> None:
         self._kept.clear()
         self.nbytes = 0
+        if self._names is not None:
+            self._names.clear()
 
     def names(self, pixels: Tensor) -> list[Hashable]:
-        """What each of the images (B, ...) is known by: its content."""
-        return [digest(image) for image in pixels.detach().cpu()]
+        """What each of the images (B, ...) is known by: its content.
+
+        >>> cache, pixels = FeatureCache(100, fixed_pixels=True), torch.zeros(2, 3)
+        >>> cache.names(pixels) is cache.names(pixels)
+        True
+        """
+        if self._names is None:
+            return [digest(image) for image in pixels.detach().cpu()]
+        if id(pixels) not in self._names:  # which no other tensor can have while this one is held
+            self._names[id(pixels)] = pixels, [digest(image) for image in pixels.detach().cpu()]
+        return self._names[id(pixels)][1]
 
 
 def digest(values: Tensor) -> Hashable:
@@ -115,7 +128,7 @@ def encode(
     """
 
     def run(inputs: dict[str, Any]) -> tuple[Any, list[Vision]]:
-        with watching(family.watched(model, stream, inputs) if attention else None) as call:
+        with recorded_call(family.attention_module(model, stream, inputs) if attention else None) as call:
             output = compute(**inputs)
         return output, family.read(model, stream, output, inputs, runs, call)
 
@@ -125,7 +138,7 @@ def encode(
         return Encoded(*run(inputs))
     settings = tuple((name, repr(value)) for name, value in sorted(inputs.items()) if not isinstance(value, Tensor))
     stamp = (stream.kind, weights_stamp(encoders), settings)
-    if family.sliceable(stream, inputs):
+    if family.encodes_independently(stream, inputs):
         return _one_by_one(family, stream, run, inputs, cache, stamp)
     tensors = tuple((name, digest(value)) for name, value in sorted(inputs.items()) if isinstance(value, Tensor))
     key = (tensors, tuple(runs), stamp)

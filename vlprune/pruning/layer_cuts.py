@@ -133,7 +133,7 @@ class _Run:
             copies, tail = rows // len(plan.real), self.start + size - plan.stop
             real = [count + tail for count in plan.real for _ in range(copies)]
             self.groups = [group.repeated(copies, self.start, hidden.device) for group in plan.groups]
-            look = (plan.text if seam.method.rated else plan.last) - self.start
+            look = (plan.text if seam.method.uses_raters else plan.last) - self.start
             self.look = look.repeat_interleave(copies, dim=0).to(hidden.device)
             self._weigh(hidden)
         every = torch.arange(size, device=hidden.device).expand(rows, -1)
@@ -145,7 +145,7 @@ class _Run:
         """Whose attention counts how much for each image."""
         for group in self.groups:
             group.weights = torch.ones(len(group.rows), 1, device=embeds.device)
-            if self.seam.method.rated:
+            if self.seam.method.uses_raters:
                 text = embeds[group.rows, self.look[group.rows[:, 0]]]
                 group.weights = self.seam.method.weigh(embeds[group.rows, group.columns], text, group.text)
 
@@ -279,8 +279,8 @@ class _Run:
 
         The latter holds what the cut has already left of earlier turns.
         """
-        front = self._front(stage + 1 if self.seam.method.ahead else stage)
-        if not self.seam.method.ahead:
+        front = self._front(stage + 1 if self.seam.method.score_from_next_layer else stage)
+        if not self.seam.method.score_from_next_layer:
             number, layer, hidden = number - 1, self.seam.layers[number - 1], self.inputs
         rotary = self._rotary(stage, hidden, kwargs, front)
         visible = torch.cat([front, self.windows[stage].mask], dim=1)

@@ -60,7 +60,13 @@ class Plan:
 
 
 def make_plan(
-    method: Any, layers: int, units: list[Unit], records: list[Record], layout: Layout, start: int, varying: bool
+    method: Any,
+    layers: int,
+    units: list[Unit],
+    records: list[Record],
+    layout: Layout,
+    start: int,
+    variable_length: bool,
 ) -> Plan | None:
     """Where the images that are left in a prompt lie, and what each stage is to keep of them; None if that is all.
 
@@ -77,7 +83,7 @@ def make_plan(
         everywhere = place[unit.row, unit.columns]
         visual[unit.row, everywhere[everywhere >= 0]] = True
         own = [kept[torch.isin(kept, part.tokens)] for part in shape.parts]
-        shares = Budget.of(method.keep).shares(shape.kind, [len(part) for part in own], varying)
+        shares = Budget.of(method.keep).shares(shape.kind, [len(part) for part in own], variable_length)
         for tokens, share in [(kept, shares)] if isinstance(shares, int) else list(zip(own, shares)):
             columns, order = place[unit.row, unit.columns[shape.candidates[tokens]]].sort()
             if len(tokens):

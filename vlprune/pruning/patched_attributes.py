@@ -6,7 +6,7 @@ from typing import Any
 
 
 @contextmanager
-def instead(thing: Any, own: dict[str, Any]) -> Iterator[None]:
+def patched_attributes(thing: Any, own: dict[str, Any]) -> Iterator[None]:
     """Inside, an instance has these attributes of its own."""
     before = {name: thing.__dict__[name] for name in own if name in thing.__dict__}
     thing.__dict__.update(own)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.devices import onto
+from vlprune.devices import copy_to_device
 from vlprune.errors import UnsupportedModel
 from vlprune.models.base import Family, Stream, Vision
 from vlprune.pruning.feature_cache import Encoded, FeatureCache, encode
-from vlprune.pruning.patched_attributes import instead
+from vlprune.pruning.patched_attributes import patched_attributes
 from vlprune.pruning.prompt_images import runs
 
 #: What decoders are called with that the seam knows how to shorten, or that does not depend on the prompt's length.
@@ -64,7 +64,7 @@ def probe(
         reached.update(kwargs)
         raise _Reached
 
-    counting = instead(model.base_model, _counting(model.base_model, ids, host))
+    counting = patched_attributes(model.base_model, _counting(model.base_model, ids, host))
     with _recorded(model, family, host, inputs, cache, known, attention) as found, counting:
         handle = model.get_decoder().register_forward_pre_hook(at_decoder, with_kwargs=True)
         try:
@@ -81,7 +81,7 @@ def probe(
     return Probe(embeds, positions, {kind: part.visions for kind, part in found.items()}, deep)
 
 
-def see(
+def encode_images(
     model: Any,
     family: Family,
     ids: Tensor,
@@ -96,7 +96,9 @@ def see(
     return found
 
 
-def present(model: Any, family: Family, inputs: dict[str, Any], streams: list[Stream] | None = None) -> list[Stream]:
+def present_streams(
+    model: Any, family: Family, inputs: dict[str, Any], streams: list[Stream] | None = None
+) -> list[Stream]:
     """The streams that a call brings, of those that the model takes (`streams`, from a caller that knows them)."""
     given = family.given(inputs)
     return [
@@ -119,7 +121,7 @@ def _recorded(
 ) -> Iterator[dict[str, Encoded]]:
     """Inside, the base model's encoders note what they compute; with `leave` the last one leaves the model."""
     base, given = model.base_model, family.given(inputs)
-    streams = present(model, family, inputs)
+    streams = present_streams(model, family, inputs)
     found: dict[str, Encoded] = {}
     for stream in streams:
         if given.get(stream.kind) is not None:
@@ -154,7 +156,7 @@ def _recorded(
     if leave and not waiting:
         yield found
         return
-    with instead(base, {one.encoder: recording(one, getattr(base, one.encoder)) for one in waiting}):
+    with patched_attributes(base, {one.encoder: recording(one, getattr(base, one.encoder)) for one in waiting}):
         yield found
 
 
@@ -172,7 +174,11 @@ def _counting(base: Any, ids: Tensor, host: Tensor) -> dict[str, Any]:
             return find(input_ids, inputs_embeds, *args, **kwargs)
         like = torch.empty((), dtype=inputs_embeds.dtype).expand(inputs_embeds.shape)  # says the size and the CPU
         found, device = find(host, like, *args, **kwargs), inputs_embeds.device
-        return onto(found, device) if isinstance(found, Tensor) else tuple(onto(mask, device) for mask in found)
+        return (
+            copy_to_device(found, device)
+            if isinstance(found, Tensor)
+            else tuple(copy_to_device(mask, device) for mask in found)
+        )
 
     return {"get_placeholder_mask": get_placeholder_mask}
 

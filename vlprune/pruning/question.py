@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from vlprune.devices import Stopwatch, onto
+from vlprune.devices import Stopwatch, copy_to_device
 from vlprune.types import Query
 
 #: Sentences that benchmarks put after the question to shape the answer; they say nothing about the image.
@@ -135,7 +135,7 @@ class Questions:
 
     def _embedded(self, ids: list[int]) -> Tensor:
         weight = self._embed.weight
-        return self._embed(onto(torch.tensor(ids), weight.device)).detach()
+        return self._embed(copy_to_device(torch.tensor(ids), weight.device)).detach()
 
     def _last_turn(self, ids: list[int]) -> str:
         tokenizer = self._tokenizer
@@ -348,8 +348,8 @@ class DualEncoder:
         pad = self.tokenizer.pad_token_id
         pad = self.tokenizer.eos_token_id if pad is None else pad
         device = self.encoder.device
-        ids = onto(torch.tensor([chunk + [pad] * (width - len(chunk)) for chunk in flat]), device)
-        mask = onto(torch.tensor([[1] * len(chunk) + [0] * (width - len(chunk)) for chunk in flat]), device)
+        ids = copy_to_device(torch.tensor([chunk + [pad] * (width - len(chunk)) for chunk in flat]), device)
+        mask = copy_to_device(torch.tensor([[1] * len(chunk) + [0] * (width - len(chunk)) for chunk in flat]), device)
         output = self.encoder.get_text_features(input_ids=ids, attention_mask=None if self._siglip else mask)
         embeds = getattr(output, "pooler_output", output).float()
         parts = embeds.split([len(pieces) for pieces in chunks])
@@ -368,7 +368,7 @@ def clip_text(encoder: Any, ids: list[int]) -> Tensor | None:
     if end not in ids:
         return None
     ids = ids[: ids.index(end) + 1]  # what follows is not seen: attention is causal
-    at = onto(torch.tensor([ids]), encoder.device)
+    at = copy_to_device(torch.tensor([ids]), encoder.device)
     x = tower.embeddings.token_embedding(at) + tower.embeddings.position_embedding.weight[: len(ids)]
     *layers, last = tower.encoder.layers
 
