@@ -15,14 +15,14 @@ import statistics
 from pathlib import Path
 
 import torch
-from selection import SIZES, image, median_ms, script, slope
+from selection import TOKEN_COUNTS, make_tokens, median_ms, script_call, slope
 
 from vlprune.cuda_graphs import GraphedModel
-from vlprune.measure.architectures import architecture
-from vlprune.measure.efficiency import machine
+from vlprune.measure.architectures import get_architecture
+from vlprune.measure.efficiency import describe_machine
 from vlprune.measure.latency import Clock
 
-TEXT = 64
+TEXT_TOKENS = 64
 #: What is drawn: title, colour, marker.
 LINES = {
     "whole_ms": ("prefill of n tokens", "#b3541e", "s"),
@@ -32,6 +32,7 @@ LINES = {
 
 
 def prefill_ms(model, tokens: int, repeats: int) -> float:
+    """Median milliseconds of the prefill of so many tokens."""
     ids = torch.randint(10, 30_000, (1, tokens), device=model.device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 1, "do_sample": False}
     times = []
@@ -46,33 +47,35 @@ def prefill_ms(model, tokens: int, repeats: int) -> float:
     return statistics.median(times)
 
 
-def exponent(points: list[dict], name: str) -> float:
-    """The slope of log time over log n, by least squares over the upper half of the points."""
+def fit_exponent(points: list[dict], name: str) -> float:
+    """Slope of log time over log n, by least squares over the upper half of the points."""
     return slope([(math.log(point["n"]), math.log(point[name])) for point in points[len(points) // 2 - 1 :]])
 
 
-def measured(repeats: int) -> dict:
+def measure_growth(repeats: int) -> dict:
+    """Measure and print all sizes; returns the figures."""
     torch.manual_seed(0)
-    model, points = architecture("llava-1.5-7b").build("cuda"), []
-    for n in SIZES:
+    model, points = get_architecture("llava-1.5-7b").build("cuda"), []
+    for n in TOKEN_COUNTS:
         k = min(n // 9, 1024)
-        x, r = image(1, n, 4096, "cuda")
-        point = {"n": n, "k": k, "selection_ms": median_ms(script(x, r, k, "released"), "cuda", repeats, warm=8)}
+        x, r = make_tokens(1, n, 4096, "cuda")
+        point = {"n": n, "k": k, "selection_ms": median_ms(script_call(x, r, k, "released"), "cuda", repeats, warm=8)}
         del x, r
-        point["whole_ms"] = prefill_ms(model, n + TEXT, repeats)
-        point["pruned_ms"] = point["selection_ms"] + prefill_ms(model, k + TEXT, repeats)
+        point["whole_ms"] = prefill_ms(model, n + TEXT_TOKENS, repeats)
+        point["pruned_ms"] = point["selection_ms"] + prefill_ms(model, k + TEXT_TOKENS, repeats)
         points.append(point)
         print(
             f"n = {n:6,}, k = {k:5,}: prefill {point['whole_ms']:8.2f} ms; pruned {point['pruned_ms']:7.2f} ms, "
             f"{point['selection_ms']:7.3f} of it selection; {point['whole_ms'] / point['pruned_ms']:5.1f}x",
             flush=True,
         )
-    fitted = {name: exponent(points, name) for name in LINES}
+    fitted = {name: fit_exponent(points, name) for name in LINES}
     print("exponents:", {name: round(value, 2) for name, value in fitted.items()})
-    return {**machine(model), "repeats": repeats, "points": points, "exponents": fitted}
+    return {**describe_machine(model), "repeats": repeats, "points": points, "exponents": fitted}
 
 
-def plot(path: Path) -> None:
+def plot_growth(path: Path) -> None:
+    """Draw PATH.png from the figures in PATH.json."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -109,9 +112,9 @@ def main() -> None:
     parser.add_argument("--plot", action="store_true")
     args = parser.parse_args()
     if not args.plot:
-        args.path.write_text(json.dumps(measured(args.repeats), indent=1))
+        args.path.write_text(json.dumps(measure_growth(args.repeats), indent=1))
     if args.plot or importlib.util.find_spec("matplotlib"):
-        plot(args.path)
+        plot_growth(args.path)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ import platform
 import torch
 
 from vlprune import Script, attach, pocket
-from vlprune.measure import Latency, Run, measure_generate
-from vlprune.pocket.render import images
+from vlprune.measure import GenerationCost, Latency, measure_generate
 
 ROUND = 5
 
@@ -33,11 +32,11 @@ def main() -> None:
     question = pocket.questions(scene, ["digit"])[0]
     turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question.text}]}]
     prompt = processor.apply_chat_template(turn, add_generation_prompt=True)
-    inputs = dict(processor(images=images([scene]), text=prompt, return_tensors="pt").to(args.device))
+    inputs = dict(processor(images=pocket.images([scene]), text=prompt, return_tensors="pt").to(args.device))
     clips = {"dual_encoder": (clip, processor.tokenizer), "cache_bytes": 0}
     rounds = max(1, args.repeats // ROUND)
     each = {"repeats": min(ROUND, args.repeats), "warmup": 1, "max_new_tokens": 2}
-    runs: dict[int | None, list[Run]] = {keep: [] for keep in (None, *args.keep)}
+    runs: dict[int | None, list[GenerationCost]] = {keep: [] for keep in (None, *args.keep)}
     for _ in range(rounds):
         for keep in runs:
             if keep is None:
@@ -46,8 +45,12 @@ def main() -> None:
             method = Script(keep=keep, fusion=args.fusion)
             with attach(model, method, processor=processor, query=question.text, **clips) as pruner:
                 runs[keep].append(measure_generate(model, inputs, pruner=pruner, **each))
+    print_table(runs, args.device, rounds)
 
-    name = torch.cuda.get_device_name() if args.device == "cuda" else platform.processor() or platform.machine()
+
+def print_table(runs: dict[int | None, list[GenerationCost]], device: str, rounds: int) -> None:
+    """The medians of the rounds, one line for each number of tokens; `runs[None]` is with all of them."""
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
     print(f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, float32, {rounds} rounds of {ROUND}")
     print("  tokens    vision  question      selection       prefill     faster  with both          KV")
     full = Latency.median([run.latency for run in runs[None]]).prefill

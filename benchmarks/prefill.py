@@ -23,17 +23,19 @@ import torch
 
 from vlprune import Budget, Random, Script, attach
 from vlprune.measure import llm_flops
-from vlprune.measure.architectures import architecture
-from vlprune.measure.efficiency import WAYS, bench, machine
+from vlprune.measure.architectures import get_architecture
+from vlprune.measure.efficiency import describe_machine, measure_efficiency
+from vlprune.measure.efficiency_report import RUNTIMES
 
 KEEP = {"llava-1.5-7b": 64, "llava-next-7b": Budget(per_tile=64), "llava-video-7b": Budget(per_frame=16)}
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-TEXT = 64
-CHOICES = {"eager": False, "graphs": True, "compile": "compile"}
+TEXT_TOKENS = 64
+#: Values of `attach(cuda_graphs=)` by their names on the command line.
+WAYS = {"eager": False, "graphs": True, "compile": "compile"}
 
 
-def seconds(function, repeats: int = 10) -> float:
-    """Of one call, after two that do not count."""
+def time_call(function, repeats: int = 10) -> float:
+    """Seconds of one call, after two that do not count."""
     for _ in range(2):
         function()
     torch.accelerator.synchronize()
@@ -44,33 +46,35 @@ def seconds(function, repeats: int = 10) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def rates(device: str, size: int = 8192) -> tuple[float, float]:
-    """(bytes a second that can be read, operations a second of a bf16 matrix product) on random numbers."""
+def measure_rates(device: str, size: int = 8192) -> tuple[float, float]:
+    """Bytes a second of a copy, read and written, and operations a second of a bf16 matrix product."""
     big = torch.randn(16, size, size, device=device).to(torch.bfloat16)
     other = torch.empty_like(big)
-    copied = 2 * big.nbytes / seconds(lambda: other.copy_(big))
+    copied = 2 * big.nbytes / time_call(lambda: other.copy_(big))
     a, b = big[0], big[1]
-    multiplied = 2 * size**3 / seconds(lambda: a @ b)
+    multiplied = 2 * size**3 / time_call(lambda: a @ b)
     return copied, multiplied
 
 
-def floor(model, tokens: int, speed: tuple[float, float]) -> tuple[float, float]:
+def floor_seconds(model, tokens: int, rates: tuple[float, float]) -> tuple[float, float]:
     """Seconds to read the LLM's weights once, and to compute the prefill of so many tokens."""
     weights = {*model.get_decoder().parameters(), *model.lm_head.parameters()} - {
         *model.get_input_embeddings().parameters()
     }
-    return sum(weight.nbytes for weight in weights) / speed[0], llm_flops(model, tokens).prefill / speed[1]
+    return sum(weight.nbytes for weight in weights) / rates[0], llm_flops(model, tokens).prefill / rates[1]
 
 
-def answer(model, inputs, method, graphs, new: int):
-    with attach(model, method, cache_bytes=0, cuda_graphs=graphs):
+def generate(model, inputs, method, cuda_graphs, new_tokens: int):
+    """New tokens and logits of a call of `generate`, the second in its shapes."""
+    with attach(model, method, cache_bytes=0, cuda_graphs=cuda_graphs):
         for _ in range(2):  # the first captures
-            out = model.generate(**inputs, **GREEDY, max_new_tokens=new, min_new_tokens=new)
+            out = model.generate(**inputs, **GREEDY, max_new_tokens=new_tokens, min_new_tokens=new_tokens)
     return out.sequences[:, inputs["input_ids"].shape[1] :], torch.stack(out.logits)[:, 0].float()
 
 
-def small(device: str, dtype: torch.dtype, layers: int):
-    one = architecture("llava-1.5-7b")
+def build_shallow_model(device: str, dtype: torch.dtype, layers: int):
+    """LLaVA-1.5-7B with few layers, and inputs for it."""
+    one = get_architecture("llava-1.5-7b")
 
     def config():
         made = one.config()
@@ -79,89 +83,90 @@ def small(device: str, dtype: torch.dtype, layers: int):
 
     torch.manual_seed(0)
     model = dataclasses.replace(one, config=config).build(device, dtype)
-    return model, one.inputs(model, TEXT)
+    return model, one.inputs(model, TEXT_TOKENS)
 
 
 def check_answers(device: str, ways) -> None:
-    """Two layers in float32, where only a mistake makes other answers."""
-    model, inputs = small(device, torch.float32, 2)
+    """Check two layers in float32, where only a mistake makes other answers."""
+    model, inputs = build_shallow_model(device, torch.float32, 2)
     for keep in (64, 1.0):
-        expected, logits = answer(model, inputs, Script(keep=keep), False, 16)
+        expected, logits = generate(model, inputs, Script(keep=keep), False, 16)
         for way in ways:
-            tokens, found = answer(model, inputs, Script(keep=keep), way, 16)
+            tokens, found = generate(model, inputs, Script(keep=keep), way, 16)
             error = ((found - logits).norm() / logits.norm()).item()
-            print(f"two layers, float32, keep={keep}, {WAYS[way]}: same 16 tokens {torch.equal(tokens, expected)}, "
+            print(f"two layers, float32, keep={keep}, {RUNTIMES[way]}: same 16 tokens {torch.equal(tokens, expected)}, "
                   f"logits differ by {error:.1e}")  # fmt: skip
             if not torch.equal(tokens, expected):
                 raise SystemExit("graphs change the answers.")
 
 
 def check_rounding(device: str) -> dict:
-    """Four layers in bf16: how far each way's logits of the prompt are from the truth, the same weights in float32."""
-    model, inputs = small(device, torch.bfloat16, 4)
+    """Distances of each way's logits of the prompt, four layers in bf16, from those of the same weights in float32."""
+    model, inputs = build_shallow_model(device, torch.bfloat16, 4)
     exact = copy.deepcopy(model).float()
     errors = {}
     for keep in (64, 1.0):
         wide = {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
-        _, truth = answer(exact, wide, Random(keep=keep), False, 1)  # Random: the same tokens in both
-        for title, way in CHOICES.items():
-            _, found = answer(model, inputs, Random(keep=keep), way, 1)
+        _, truth = generate(exact, wide, Random(keep=keep), False, 1)  # Random: the same tokens in both
+        for title, way in WAYS.items():
+            _, found = generate(model, inputs, Random(keep=keep), way, 1)
             errors[f"{title}, keep={keep}"] = error = ((found - truth).norm() / truth.norm()).item()
-            print(f"four layers, bf16, keep={keep}, {WAYS[way]}: logits are {error:.2e} from float32's")
+            print(f"four layers, bf16, keep={keep}, {RUNTIMES[way]}: logits are {error:.2e} from float32's")
     return errors
 
 
-def measure(name: str, ways, speed, args) -> dict:
-    one, keep = architecture(name), KEEP[name]
+def measure_model(name: str, ways, rates, args) -> dict:
+    """Measure and print one model each way; returns the figures."""
+    one, keep = get_architecture(name), KEEP[name]
     torch.manual_seed(0)
     model = one.build(args.device)
-    inputs = one.inputs(model, TEXT)
-    print(f"\n{name}: {one.visual}, keep={keep}, {TEXT} words; ms")
+    inputs = one.inputs(model, TEXT_TOKENS)
+    print(f"\n{name}: {one.visual}, keep={keep}, {TEXT_TOKENS} words; ms")
     print("                         tokens   prefill  question selection  ratio  first token  ratio  decode   floor")
     rows = []
     for way in ways:
-        report = bench(
+        report = measure_efficiency(
             model, inputs, [Script(keep=keep)], name=name, cuda_graphs=way, new_tokens=args.new, repeats=args.repeats
         )
         whole = report.rows[0]
         for row in report.rows:
             sums = [one.prefill.median + one.question.median + one.selection.median for one in (whole, row)]
-            limits = floor(model, row.prompt_tokens, speed)
+            limits = floor_seconds(model, row.prompt_tokens, rates)
             decode = f"{1e3 * row.decode.median:7.2f}" if row.decode is not None else ""
             parts = [f"{1e3 * part.median:10.2f}" for part in (row.prefill, row.question, row.selection)]
             print(
-                f"  {WAYS[row.cuda_graphs]:22} {row.prompt_tokens:6} {''.join(parts)} {sums[0] / sums[1]:6.2f} "
+                f"  {RUNTIMES[row.cuda_graphs]:22} {row.prompt_tokens:6} {''.join(parts)} {sums[0] / sums[1]:6.2f} "
                 f"{1e3 * row.first.median:12.2f} {whole.first.median / row.first.median:6.2f} {decode:>7} "
                 f"{1e3 * max(limits):7.2f}",
                 flush=True,
             )
             rows.append({**dataclasses.asdict(row), "floor": dict(zip(("bytes", "operations"), limits))})
-    return {"model": name, "keep": str(keep), **machine(model), "rows": rows}
+    return {"model": name, "keep": str(keep), **describe_machine(model), "rows": rows}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--models", nargs="+", default=list(KEEP), choices=list(KEEP))
-    parser.add_argument("--ways", nargs="+", default=list(CHOICES), choices=list(CHOICES))
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--new", type=int, default=9, help="new tokens; 1 leaves decoding out")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", help="write the figures there too")
     args = parser.parse_args()
-    ways = [CHOICES[way] for way in args.ways]
+    ways = [WAYS[way] for way in args.ways]
     warnings.filterwarnings("error", message="vlprune: without CUDA graphs")  # figures must be what they say
-    speed = rates(args.device)
+    rates = measure_rates(args.device)
     name = torch.cuda.get_device_name(args.device)
-    print(f"{name}: copies {speed[0] / 1e12:.2f} TB/s (read and written), multiplies {speed[1] / 1e12:.0f} TFLOP/s")
+    print(f"{name}: copies {rates[0] / 1e12:.2f} TB/s (read and written), multiplies {rates[1] / 1e12:.0f} TFLOP/s")
     check_answers(args.device, [way for way in ways if way])
     rounding, found = check_rounding(args.device), []
     for model in args.models:
-        found.append(measure(model, ways, speed, args))
+        found.append(measure_model(model, ways, rates, args))
         gc.collect()
         torch.cuda.empty_cache()
         if args.json:
             with open(args.json, "w") as file:
-                json.dump({"rates": speed, "rounding": rounding, "models": found}, file, indent=1)
+                json.dump({"rates": rates, "rounding": rounding, "models": found}, file, indent=1)
 
 
 if __name__ == "__main__":

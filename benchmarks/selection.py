@@ -29,13 +29,18 @@ from torch import Tensor
 
 from vlprune.selection import select_script, use_fused
 
-ON_CPU = ((1, 576, 256, 64), (1, 576, 4096, 64), (5, 576, 4096, 64), (1, 2880, 4096, 320))
-ON_GPU = ((1, 576, 4096, 64), (5, 576, 4096, 64), (1, 2880, 4096, 320), (1, 10816, 4096, 1024))
-SIZES = (576, 1152, 2304, 4608, 9216, 18432, 36864, 65536)
-CHOICES = (16, 64, 256, 1024)
+#: images, n, d and k
+CPU_CASES = ((1, 576, 256, 64), (1, 576, 4096, 64), (5, 576, 4096, 64), (1, 2880, 4096, 320))
+GPU_CASES = ((1, 576, 4096, 64), (5, 576, 4096, 64), (1, 2880, 4096, 320), (1, 10816, 4096, 1024))
+#: n and k of `--growth`
+TOKEN_COUNTS = (576, 1152, 2304, 4608, 9216, 18432, 36864, 65536)
+KEEP_COUNTS = (16, 64, 256, 1024)
+#: What is drawn: label, colour, marker.
+LOOKS = {"plain": ("plain loop", "#b3541e", "s"), "ours": ("vlprune", "#1f5fa8", "o")}
 
 
 def plain_loop(features: Tensor, relevance: Tensor, k: int) -> Tensor:
+    """Indices (B, k) kept by the baseline, sorted."""
     kept = []
     for x, r in zip(features.float(), relevance):
         unit = torch.nn.functional.normalize(x, dim=-1)
@@ -53,25 +58,28 @@ def plain_loop(features: Tensor, relevance: Tensor, k: int) -> Tensor:
     return torch.stack(kept)
 
 
-def loop(x: Tensor, r: Tensor, k: int) -> Callable[[], Tensor]:
+def baseline_call(x: Tensor, r: Tensor, k: int) -> Callable[[], Tensor]:
+    """A call of the baseline on these features and relevance."""
     return lambda: plain_loop(x, r, k)
 
 
-def script(x: Tensor, r: Tensor, k: int, rule: str, tau: float = 0.3) -> Callable[[], Tensor]:
+def script_call(x: Tensor, r: Tensor, k: int, rule: str, tau: float = 0.3) -> Callable[[], Tensor]:
+    """A call of Script's selection on these features and relevance."""
     return lambda: select_script(x, None, k, tau=tau, relevance=r, fusion=rule).kept
 
 
-def image(batch: int, n: int, d: int, device: str) -> tuple[Tensor, Tensor]:
-    """Tokens around forty centres, and relevance."""
+def make_tokens(batch: int, n: int, d: int, device: str) -> tuple[Tensor, Tensor]:
+    """Features (B, n, d) around forty centres, and relevance (B, n)."""
     g = torch.Generator(device).manual_seed(0)
     centres = torch.randn(40, d, generator=g, device=device)
-    at = torch.randint(40, (batch, n), generator=g, device=device)
-    features = centres[at] + 0.7 * torch.randn(batch, n, d, generator=g, device=device)
+    which = torch.randint(40, (batch, n), generator=g, device=device)
+    features = centres[which] + 0.7 * torch.randn(batch, n, d, generator=g, device=device)
     relevance = torch.rand(batch, n, generator=g, device=device)
     return features.to(torch.bfloat16 if device == "cuda" else torch.float32), relevance
 
 
 def median_ms(run: Callable[[], Tensor], device: str, repeats: int, warm: int = 3) -> float:
+    """Median milliseconds of a call, after `warm` calls that do not count."""
     times = []
     for i in range(repeats + warm):
         start = time.perf_counter()
@@ -93,7 +101,7 @@ def extra_mb(run: Callable[[], Tensor]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
-def ceilings() -> tuple[float, float]:
+def measure_rates() -> tuple[float, float]:
     """Bytes and bfloat16 operations a second that this GPU reaches on a large copy and a large product."""
     source = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
@@ -104,7 +112,8 @@ def ceilings() -> tuple[float, float]:
 
 
 def floor_ms(batch: int, n: int, d: int, ranks: int, rates: tuple[float, float]) -> float:
-    from exchange import exchange_ms
+    """Milliseconds that a selection takes at least, at the measured rates."""
+    from exchange_latency import exchange_ms
 
     from vlprune.selection.fused.greedy import shares
 
@@ -115,72 +124,88 @@ def floor_ms(batch: int, n: int, d: int, ranks: int, rates: tuple[float, float])
     return 1000 * passes + ranks * exchange_ms(P, warps=1 if P <= 64 else 4)
 
 
-def table(device: str, repeats: int) -> list[dict]:
-    rates, rows = ceilings() if device == "cuda" else (0.0, 0.0), []
+def measure_table(device: str, repeats: int) -> list[dict]:
+    """Measure and print the table; returns its rows."""
+    rates, rows = measure_rates() if device == "cuda" else (0.0, 0.0), []
     if device == "cuda":
         print(f"measured here: copies {rates[0] / 1e12:.2f} TB/s, bfloat16 products {rates[1] / 1e12:.0f} TFLOP/s")
     print(
         "| images | n | d | k | fusion | plain loop | torch | fused | faster | extra memory | floor | × floor | same |"
     )
     print("| ---: " * 4 + "| :--- " + "| ---: " * 8 + "|")
-    few = max(3, repeats // 3)
-    for batch, n, d, k in ON_GPU if device == "cuda" else ON_CPU:
-        x, r = image(batch, n, d, device)
+    for batch, n, d, k in GPU_CASES if device == "cuda" else CPU_CASES:
+        x, r = make_tokens(batch, n, d, device)
         want = plain_loop(x, r, k)
-        base = median_ms(loop(x, r, k), device, few, warm=1)
+        base = median_ms(baseline_call(x, r, k), device, max(3, repeats // 3), warm=1)
         for rule in ("released", "supplement"):
-            run = script(x, r, k, rule)
-            with use_fused(False):
-                torch_ms = median_ms(run, device, few if device == "cuda" else repeats, warm=1)
-                right = want if rule == "released" else run()
-            row = {"images": batch, "n": n, "d": d, "k": k, "fusion": rule, "loop_ms": base, "torch_ms": torch_ms}
-            cells = [f"{batch} | {n:,} | {d:,} | {k:,} | {rule} | {base:.1f} ms | {torch_ms:.1f} ms"]
-            if device == "cuda":
-                with use_fused(True):
-                    memory = extra_mb(script(x, r, k, rule, tau=0.31))
-                    best = median_ms(run, device, repeats, warm=8)  # by then a small one is replayed in place
-                floor = floor_ms(batch, n, d, k if rule == "released" else min(2 * k, n), rates)
-                row |= {"fused_ms": best, "extra_mb": memory, "floor_ms": floor}
-                cells += [f"{best:.3f} ms | {base / best:.0f}× | {memory:.0f} MB | {floor:.3f} ms | {best / floor:.1f}"]
-            else:
-                cells += [f" | {base / torch_ms:.1f}× | | |"]
-            with use_fused(True):
-                kept = run().tolist()
-            row["same"] = sum(len(set(a) & set(b)) for a, b in zip(kept, right.tolist())) / right.numel()
-            print("|", " | ".join([*cells, f"{row['same']:.2%}"]), "|", flush=True)
-            rows.append(row)
+            rows.append(measure_row(x, r, k, rule, want, base, rates, repeats))
+            print_row(rows[-1])
     return rows
 
 
-def growth(path: Path, device: str, repeats: int) -> None:
-    """Against n, with k a ninth of it up to 1,024 and with k = 64, and against k at one n; exponents are fitted."""
+def measure_row(
+    x: Tensor, r: Tensor, k: int, rule: str, want: Tensor, base: float, rates: tuple[float, float], repeats: int
+) -> dict:
+    """Figures of one fusion rule; the baseline kept `want` and took `base` milliseconds."""
+    (batch, n, d), device = x.shape, x.device.type
+    run = script_call(x, r, k, rule)
+    with use_fused(False):
+        torch_ms = median_ms(run, device, max(3, repeats // 3) if device == "cuda" else repeats, warm=1)
+        right = want if rule == "released" else run()
+    row = {"images": batch, "n": n, "d": d, "k": k, "fusion": rule, "loop_ms": base, "torch_ms": torch_ms}
+    if device == "cuda":
+        with use_fused(True):
+            row["extra_mb"] = extra_mb(script_call(x, r, k, rule, tau=0.31))
+            row["fused_ms"] = median_ms(run, device, repeats, warm=8)  # by then a small one is replayed in place
+        row["floor_ms"] = floor_ms(batch, n, d, k if rule == "released" else min(2 * k, n), rates)
+    with use_fused(True):
+        kept = run().tolist()
+    row["same"] = sum(len(set(a) & set(b)) for a, b in zip(kept, right.tolist())) / right.numel()
+    return row
+
+
+def print_row(row: dict) -> None:
+    """One line of the table."""
+    base, torch_ms = row["loop_ms"], row["torch_ms"]
+    line = f"{row['images']} | {row['n']:,} | {row['d']:,} | {row['k']:,} | {row['fusion']} | {base:.1f} ms | "
+    line += f"{torch_ms:.1f} ms | "
+    if "fused_ms" in row:
+        best, floor = row["fused_ms"], row["floor_ms"]
+        line += f"{best:.3f} ms | {base / best:.0f}× | {row['extra_mb']:.0f} MB | {floor:.3f} ms | {best / floor:.1f}"
+    else:
+        line += f" | {base / torch_ms:.1f}× | | |"
+    print("|", line, "|", f"{row['same']:.2%}", "|", flush=True)
+
+
+def measure_growth(path: Path, device: str, repeats: int) -> None:
+    """Time selection against n (k a ninth of it up to 1,024, and k = 64) and against k, fit exponents, write PATH."""
     d, points = 4096 if device == "cuda" else 256, []
-    sizes = SIZES if device == "cuda" else SIZES[:3]
+    sizes = TOKEN_COUNTS if device == "cuda" else TOKEN_COUNTS[:3]
     middle = 9216 if device == "cuda" else 1152
     runs = [("k = min(n/9, 1,024)", n, min(n // 9, 1024)) for n in sizes] + [("k = 64", n, 64) for n in sizes]
-    runs += [(f"n = {middle:,}", middle, k) for k in CHOICES]
+    runs += [(f"n = {middle:,}", middle, k) for k in KEEP_COUNTS]
     for series, n, k in runs:
-        x, r = image(1, n, d, device)
+        x, r = make_tokens(1, n, d, device)
         point: dict = {"series": series, "n": n, "k": k}
         if device == "cuda":
-            point["ours_mb"] = extra_mb(script(x, r, k, "released", tau=0.31))
-        point["ours_ms"] = median_ms(script(x, r, k, "released"), device, repeats, warm=8)
+            point["ours_mb"] = extra_mb(script_call(x, r, k, "released", tau=0.31))
+        point["ours_ms"] = median_ms(script_call(x, r, k, "released"), device, repeats, warm=8)
         if n <= 20_000:  # beyond, the loop's matrix alone is gigabytes
             if device == "cuda":
-                point["plain_mb"] = extra_mb(loop(x, r, k))
-            point["plain_ms"] = median_ms(loop(x, r, k), device, 3, warm=1)
+                point["plain_mb"] = extra_mb(baseline_call(x, r, k))
+            point["plain_ms"] = median_ms(baseline_call(x, r, k), device, 3, warm=1)
         points.append(point)
         print(point, flush=True)
-    result = {"machine": machine(device), "channels": d, "points": points, "exponents": exponents(points)}
+    result = {"machine": describe_machine(device), "channels": d, "points": points, "exponents": fit_exponents(points)}
     path.write_text(json.dumps(result, indent=1))
-    for series, fitted in exponents(points).items():
+    for series, fitted in fit_exponents(points).items():
         print(series, {name: round(value, 2) for name, value in fitted.items()})
     if importlib.util.find_spec("matplotlib"):
-        plot(path)
+        plot_growth(path)
 
 
-def exponents(points: list[dict]) -> dict[str, dict[str, float]]:
-    """For each series, the slope of log time over log n (or log k), by least squares over the upper points."""
+def fit_exponents(points: list[dict]) -> dict[str, dict[str, float]]:
+    """Slope of log time over log n (or log k) for each series, by least squares over the upper points."""
     fitted: dict[str, dict[str, float]] = {}
     for series in dict.fromkeys(point["series"] for point in points):
         axis = "k" if series.startswith("n") else "n"
@@ -192,46 +217,28 @@ def exponents(points: list[dict]) -> dict[str, dict[str, float]]:
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """By least squares."""
+    """Slope of the line through the points, by least squares."""
     mean = [statistics.mean(column) for column in zip(*points)]
     return sum((a - mean[0]) * (b - mean[1]) for a, b in points) / sum((a - mean[0]) ** 2 for a, _ in points)
 
 
-def plot(path: Path) -> None:
+def plot_growth(path: Path) -> None:
+    """Draw PATH.png from the figures in PATH.json."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     result = json.loads(path.read_text())
-    names = list(result["exponents"])
-    looks = {"plain": ("plain loop", "#b3541e", "s"), "ours": ("vlprune", "#1f5fa8", "o")}
     pyplot.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     figure, grid = pyplot.subplots(2, 2, figsize=(9, 7))
     axes = list(grid.flat)  # three series and memory
-    for axis, series in zip(axes, names):
-        over = "k" if series.startswith("n") else "n"
-        for name, (label, color, marker) in looks.items():
-            found = [
-                (p[over], p[f"{name}_ms"]) for p in result["points"] if p["series"] == series and f"{name}_ms" in p
-            ]
-            slope = result["exponents"][series][f"{name}_ms"]
-            label = f"{label}, ~ {over}$^{{{slope:.2f}}}$"
-            axis.plot(*zip(*found), marker=marker, ms=4, lw=1.5, color=color, label=label)
-        axis.set(title=f"time, {series}", xlabel=over, ylabel="ms", xscale="log", yscale="log", ylim=(0.1, 3000))
-    first = [p for p in result["points"] if p["series"] == names[0]]
-    sizes = [p["n"] for p in first]
-    axes[-1].plot(sizes, [4e-6 * n * n for n in sizes], ls=":", color="grey", label="n × n floats")
-    for name, (label, color, marker) in looks.items():
-        found = [(p["n"], p[f"{name}_mb"]) for p in first if f"{name}_mb" in p]
-        if found:
-            axes[-1].plot(*zip(*found), marker=marker, ms=4, lw=1.5, color=color, label=label)
-    axes[-1].plot(
-        sizes, [4e-6 * p["n"] * p["k"] for p in first], ls="--", color="#1f5fa8", lw=1, label="u: n × k floats"
-    )
-    axes[-1].set(title=f"extra memory, {names[0]}", xlabel="n", ylabel="MB", xscale="log", yscale="log")
+    for axis, series in zip(axes, result["exponents"]):
+        plot_time(axis, result, series)
+    first = [p for p in result["points"] if p["series"] == next(iter(result["exponents"]))]
+    plot_memory(axes[-1], first)
     for axis in axes:
-        ticks = sizes[::2] if axis.get_xlabel() == "n" else list(CHOICES)
+        ticks = [p["n"] for p in first][::2] if axis.get_xlabel() == "n" else list(KEEP_COUNTS)
         axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axis.minorticks_off()
         axis.grid(alpha=0.25)
@@ -241,7 +248,31 @@ def plot(path: Path) -> None:
     figure.savefig(path.with_suffix(".png"), dpi=130)
 
 
-def machine(device: str) -> str:
+def plot_time(axis, result: dict, series: str) -> None:
+    """Draw the times of one series, ours and the plain loop's."""
+    over = "k" if series.startswith("n") else "n"
+    for name, (label, color, marker) in LOOKS.items():
+        found = [(p[over], p[f"{name}_ms"]) for p in result["points"] if p["series"] == series and f"{name}_ms" in p]
+        label = f"{label}, ~ {over}$^{{{result['exponents'][series][f'{name}_ms']:.2f}}}$"
+        axis.plot(*zip(*found), marker=marker, ms=4, lw=1.5, color=color, label=label)
+    axis.set(title=f"time, {series}", xlabel=over, ylabel="ms", xscale="log", yscale="log", ylim=(0.1, 3000))
+
+
+def plot_memory(axis, points: list[dict]) -> None:
+    """Draw the extra memory of one series, ours and the plain loop's."""
+    sizes = [p["n"] for p in points]
+    axis.plot(sizes, [4e-6 * n * n for n in sizes], ls=":", color="grey", label="n × n floats")
+    for name, (label, color, marker) in LOOKS.items():
+        found = [(p["n"], p[f"{name}_mb"]) for p in points if f"{name}_mb" in p]
+        if found:
+            axis.plot(*zip(*found), marker=marker, ms=4, lw=1.5, color=color, label=label)
+    u_floats = [4e-6 * p["n"] * p["k"] for p in points]
+    axis.plot(sizes, u_floats, ls="--", color="#1f5fa8", lw=1, label="u: n × k floats")
+    axis.set(title=f"extra memory, {points[0]['series']}", xlabel="n", ylabel="MB", xscale="log", yscale="log")
+
+
+def describe_machine(device: str) -> str:
+    """Device, threads and versions, for the table's heading."""
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
     versions = f"torch {torch.__version__}"
     if device == "cuda":
@@ -258,17 +289,17 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="PATH.json")
     args = parser.parse_args()
     if args.plot:
-        plot(args.plot)
+        plot_growth(args.plot)
         return
-    print(f"{machine(args.device)}, medians of {args.repeats}")
+    print(f"{describe_machine(args.device)}, medians of {args.repeats}")
     if args.growth:
         with use_fused(True):
-            growth(args.growth, args.device, args.repeats)
+            measure_growth(args.growth, args.device, args.repeats)
         return
-    rows = table(args.device, args.repeats)
+    rows = measure_table(args.device, args.repeats)
     if args.json:
         args.json.write_text(
-            json.dumps({"machine": machine(args.device), "repeats": args.repeats, "rows": rows}, indent=1)
+            json.dumps({"machine": describe_machine(args.device), "repeats": args.repeats, "rows": rows}, indent=1)
         )
 
 

@@ -87,26 +87,29 @@ def run(capsys, monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def loaded(device):
+    """The pocket model with its processor and dual encoder."""
     from vlprune import pocket
-    from vlprune.evaluation.load_model import Loaded
+    from vlprune.evaluation.load_model import LoadedModel
 
     model, processor, clip = pocket.load()
-    return Loaded("pocket", model.to(device), processor, clip.to(device))
+    return LoadedModel("pocket", model.to(device), processor, clip.to(device))
 
 
 @pytest.fixture(scope="session")
-def items():
-    from vlprune.evaluation.questions import pocket_items
+def questions():
+    """Two questions of each kind of the pocket world."""
+    from vlprune.evaluation.questions import pocket_questions
 
-    return pocket_items("validation", 2)
+    return pocket_questions("validation", 2)
 
 
 @pytest.fixture
-def bench(loaded, items, tmp_path):
-    from vlprune.evaluation.answers import Bench
-    from vlprune.evaluation.run_folder import Run
+def evaluation(loaded, questions, tmp_path):
+    """The pocket model and these questions, with an empty run folder."""
+    from vlprune.evaluation.answers import Evaluation
+    from vlprune.evaluation.run_folder import RunFolder
 
-    return Bench(loaded, items, Run(tmp_path / "run", "test", {}), batch=4, small=True)
+    return Evaluation(loaded, questions, RunFolder(tmp_path / "run", "test", {}), batch=4, small=True)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "vlprune"
 #: From the ground up. Files that stand on one floor do not belong to a room, and may import each other.
 FLOORS = (
-    ("version", "types", "devices", "errors", "budget", "record"),
+    ("version", "types", "devices", "errors", "budget", "record", "entry_points"),
     ("selection",),
     ("models",),
     ("media",),
@@ -110,6 +110,62 @@ def test_no_circle_of_rooms():
     for name, file in MODULES.items():
         rooms[room_of(name)] |= {room_of(target) for target in imports(file)} - {room_of(name)}
     assert circles(rooms) == []
+
+
+def private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_attributes(file):
+    """(private attributes that the file's objects have of their own, those that it touches in others)."""
+    own, others = set(), set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            own.update(item.name for item in node.body if isinstance(item, ast.FunctionDef))
+        elif isinstance(node, ast.Attribute) and private(node.attr):
+            mine = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            (own if mine else others).add(node.attr)
+    return own, others
+
+
+def test_no_room_touches_what_is_private_to_another():
+    rooms = {}
+    for name, file in MODULES.items():
+        own, others = private_attributes(file)
+        known = rooms.setdefault(room_of(name), (set(), set()))
+        known[0].update(filter(private, own))
+        known[1].update(others)
+    touched = {
+        (room, name, other)
+        for room, (own, others) in rooms.items()
+        for name in others - own
+        for other in rooms
+        if other != room and name in rooms[other][0]
+    }
+    assert touched == set()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_no_private_name_is_imported(file):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    taken = [
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("vlprune"))
+        for alias in node.names
+        if private(alias.name)
+    ]
+    assert taken == []
+
+
+#: Triton's kernels, and training in one file that reads from top to bottom.
+LONG = ("selection/fused/greedy.py", "pocket/train.py")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_no_file_is_long(file):
+    lines = len(file.read_text(encoding="utf-8").splitlines())
+    assert lines <= 400 or file.relative_to(PACKAGE).as_posix() in LONG
 
 
 def test_the_test_sees_every_kind_of_import(tmp_path):

@@ -21,7 +21,6 @@ from tests.support.llava_checkpoint import save_clip, save_llava
 from tests.test_docs import ROOT, blocks, commands_in
 from vlprune import pocket
 from vlprune.cli.app import main
-from vlprune.pocket.render import images
 
 README = ROOT / "README.md"
 COMMANDS = [
@@ -35,7 +34,7 @@ QUESTION = "what digit is on the pink circle?"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("readme")
-    images(pocket.scenes("test", 1))[0].save(place / "photo.jpg")
+    pocket.images(pocket.scenes("test", 1))[0].save(place / "photo.jpg")
     write_film(place / "clip.mp4", [np.full((48, 64, 3), 10 * i, dtype=np.uint8) for i in range(20)])
     save_llava(place / LLAVA, side=24)
     save_clip(place / CLIP, side=24)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from vlprune.devices import Stopwatch
-from vlprune.types import Part
+from vlprune.types import GridPart
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Record:
     relevance: Tensor | None = field(default=None, repr=False)
     ranking: Tensor | None = field(default=None, repr=False)
     structure: tuple[int, int] = (0, 0)
-    parts: tuple[Part, ...] = field(default=(), repr=False)
+    parts: tuple[GridPart, ...] = field(default=(), repr=False)
     kind: str = "image"
     query: str | None = None
     source: str | None = None

@@ -1,4 +1,4 @@
-"""What passes between the rooms: how tokens lie, what a method sees and is asked, and what it chooses."""
+"""Types that all parts of the package share: how tokens lie, what a method gets, and what it returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class GridPart:
     """Tokens that lie on one grid: a whole "image", a "tile" of one, its "base" or "thumbnail", or a "frame".
 
     `grid` is (rows, columns); `tokens` (rows * columns,) are their numbers among the candidates, in reading order.
@@ -35,7 +35,7 @@ class Shape:
 
     kind: str
     length: int
-    parts: tuple[Part, ...]
+    parts: tuple[GridPart, ...]
     candidates: Tensor
     lines: Tensor | None = None
 
@@ -59,29 +59,29 @@ class Shape:
 
 
 @lru_cache(maxsize=256)
-def stacked(kind: str, name: str, grid: tuple[int, int], count: int = 1, extra: int = 0) -> Shape:
-    """`count` parts of one grid after each other, then `extra` structural tokens that always stay.
+def grid_shape(kind: str, name: str, grid: tuple[int, int], count: int = 1, extra: int = 0) -> Shape:
+    """The shape of `count` parts of one grid, one after another, then `extra` structural tokens that always stay.
 
-    >>> shape = stacked("video", "frame", (2, 3), count=4, extra=1)
+    >>> shape = grid_shape("video", "frame", (2, 3), count=4, extra=1)
     >>> shape.length, shape.n, shape.grid, len(shape.parts)
     (25, 24, (8, 3), 4)
     """
     size = grid[0] * grid[1]
-    parts = tuple(Part(name, grid, torch.arange(i * size, (i + 1) * size)) for i in range(count))
+    parts = tuple(GridPart(name, grid, torch.arange(i * size, (i + 1) * size)) for i in range(count))
     candidates = torch.arange(count * size)
     lines = torch.cat([candidates // size, torch.full((extra,), -1)]) if extra else None
     return Shape(kind, count * size + extra, parts, candidates, lines)
 
 
 @lru_cache(maxsize=256)
-def squares(kind: str, name: str, size: int, count: int = 1) -> Shape:
-    """`count` parts of `size` tokens each, square where the size is a square, else a line.
+def square_shape(kind: str, name: str, size: int, count: int = 1) -> Shape:
+    """The shape of `count` parts of `size` tokens each, square where the size is a square number, else a line.
 
-    >>> squares("image", "image", 9).grid, squares("image", "image", 10).grid
+    >>> square_shape("image", "image", 9).grid, square_shape("image", "image", 10).grid
     ((3, 3), (1, 10))
     """
     side = round(size**0.5)
-    return stacked(kind, name, (side, side) if side * side == size else (1, size), count)
+    return grid_shape(kind, name, (side, side) if side * side == size else (1, size), count)
 
 
 @dataclass(frozen=True)
@@ -163,3 +163,12 @@ class Selection:
     embeddings: Tensor | None = None
     gains: Tensor | None = None
     sizes: tuple[int, ...] | None = None
+
+    @classmethod
+    def from_order(cls, order: Tensor, *, relevance: Tensor | None = None, scores: Tensor | None = None) -> "Selection":
+        """The selection that keeps the tokens `order` (B, m), which are in order of choice, as they stand in the image.
+
+        >>> Selection.from_order(torch.tensor([[2, 0]])).kept.tolist()
+        [[0, 2]]
+        """
+        return cls(kept=order.sort(dim=1).values, order=order, relevance=relevance, scores=scores)

@@ -165,9 +165,9 @@ def test_presets_and_two_methods(refused, photo, options, says):
 
 
 def test_what_the_model_does_not_give(refused, photo, checkpoint, monkeypatch):
-    from vlprune.models.llava import Projected
+    from vlprune.models.llava import ClipLikeFamily
 
-    monkeypatch.setattr(Projected, "attention_module", lambda *args: None)
+    monkeypatch.setattr(ClipLikeFamily, "attention_module", lambda *args: None)
     sentence = refused("ask", photo, "what?", "--model", checkpoint, "--keep", "4", "--method", "visionzip")
     assert "--method visionzip: visionzip needs the attention inside the vision tower" in sentence
 

@@ -1,4 +1,4 @@
-"""The tiny LLaVA of the seam's tests. Where there is a GPU its graphs are captured; elsewhere they are put on tape."""
+"""A tiny LLaVA. Where there is a GPU its graphs are captured; elsewhere they are put on tape."""
 
 import copy
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.support import tiny_llava as tiny
-from tests.support.tape import taped
-from vlprune.cuda_graphs.graphed import GraphedModel
+from tests.support.tape import capture_on_tape
+from vlprune.cuda_graphs.graphed_model import GraphedModel
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,9 @@ def ragged(processor, device):
 @pytest.fixture
 def graphed(device):
     """`GraphedModel`, on a CPU with tapes for graphs."""
-    return lambda model, **more: GraphedModel(model, **{"capture": None if device.type == "cuda" else taped, **more})
+    return lambda model, **more: GraphedModel(
+        model, **{"capture": None if device.type == "cuda" else capture_on_tape, **more}
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

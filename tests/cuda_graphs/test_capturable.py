@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from vlprune.cuda_graphs.capture import direct
-from vlprune.cuda_graphs.fused_linear import Projections
-from vlprune.cuda_graphs.session import Session
-from vlprune.cuda_graphs.vision_tower import towers
-from vlprune.measure.architectures import architecture
+from vlprune.cuda_graphs.capture import no_capture
+from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs
+from vlprune.cuda_graphs.fused_modules import FusedModules
+from vlprune.cuda_graphs.vision_tower import find_towers
+from vlprune.measure.architectures import get_architecture
 
 META = torch.device("meta")
 
@@ -16,31 +16,31 @@ META = torch.device("meta")
     scope="module", params=["llava-1.5-7b", "llava-next-7b", "llava-video-7b", "internvl3-8b", "qwen2.5-vl-7b"]
 )
 def model(request):
-    return architecture(request.param).build("meta")
+    return get_architecture(request.param).build("meta")
 
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_decoder(model, padded):
     decoder = model.get_decoder()
-    session = Session(decoder, decoder.forward, 2, 512, META, direct, Projections(decoder), None)
+    graphs = DecoderGraphs(decoder, decoder.forward, 2, 512, META, no_capture, FusedModules(decoder), None)
     width = decoder.config.hidden_size
     grid = (4,) if model.config.model_type.startswith("qwen") else ()
     embeds = torch.empty(2, 130, width, dtype=torch.bfloat16, device=META)
-    places = torch.empty(*grid, 2, 130, dtype=torch.long, device=META)
+    positions = torch.empty(*grid, 2, 130, dtype=torch.long, device=META)
     with torch.no_grad():
-        hidden = session._step(embeds, places, 160, True, padded, {}).run()
+        hidden = graphs._graph(embeds, positions, 160, True, padded, {}).replay()
         assert hidden.shape == (2, 160, width)
-        session.cache.fill(130)
-        hidden = session._step(embeds[:, :1], places[..., :1], 1, False, padded, {}).run()
+        graphs.cache.set_length(130)
+        hidden = graphs._graph(embeds[:, :1], positions[..., :1], 1, False, padded, {}).replay()
     assert hidden.shape == (2, 1, width)
     heads = decoder.config.num_key_value_heads
-    assert {layer.keys.shape[:3] for layer in session.cache.layers} == {(2, heads, 512)}
+    assert {layer.keys.shape[:3] for layer in graphs.cache.layers} == {(2, heads, 512)}
 
 
 def test_the_tower(model):
-    known = [tower.config.model_type for tower in towers(model)]
+    known = [tower.config.model_type for tower in find_towers(model)]
     assert bool(known) == (model.config.model_type.startswith("llava"))
-    for tower in towers(model):
+    for tower in find_towers(model):
         size = tower.config.image_size
         with torch.no_grad():
             out = tower(torch.empty(2, 3, size, size, dtype=torch.bfloat16, device=META), output_hidden_states=True)

@@ -6,16 +6,17 @@ from torch import nn
 from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tests.support.interpreter import interpreted
-from vlprune.cuda_graphs.fused_linear import Joint, Projections
-from vlprune.cuda_graphs.fused_norm_mlp import Gated, Norm, gated, normed, plain_mlp, plain_norm
+from tests.support.interpreter import run_interpreted
+from vlprune.cuda_graphs.fused_linear import FusedLinear
+from vlprune.cuda_graphs.fused_modules import FusedModules
+from vlprune.cuda_graphs.fused_norm_mlp import FusedMLP, FusedNorm, can_fuse_mlp, can_fuse_norm, gated_silu, rms_norm
 
 SHAPES = [(1, 1, 8), (2, 3, 100), (1, 5, 4096), (1, 2, 3584), (2, 2, 3, 128)]
 
 
 def compared(dtype, device):
     """The kernels round where transformers rounds, so that in 16 bits nearly all values are the same."""
-    from vlprune.cuda_graphs.kernels import launch_gate, launch_norm
+    from vlprune.cuda_graphs.kernels import launch_gated_silu, launch_rms_norm
 
     for shape in SHAPES:
         torch.manual_seed(shape[-1])
@@ -24,10 +25,10 @@ def compared(dtype, device):
         module = LlamaRMSNorm(shape[-1]).to(device, dtype)
         module.weight.data = weight
         with torch.no_grad():
-            pairs = [(launch_norm(x, weight, 1e-6), module(x))]
+            pairs = [(launch_rms_norm(x, weight, 1e-6), module(x))]
         first, second = x.chunk(2, dim=-1)
-        pairs.append((launch_gate(x), nn.functional.silu(first) * second))
-        pairs.append((launch_norm(x.transpose(0, 1), weight, 1e-6), pairs[0][1].transpose(0, 1)))
+        pairs.append((launch_gated_silu(x), nn.functional.silu(first) * second))
+        pairs.append((launch_rms_norm(x.transpose(0, 1), weight, 1e-6), pairs[0][1].transpose(0, 1)))
         for found, expected in pairs:
             assert found.dtype == dtype
             assert found.shape == expected.shape
@@ -41,7 +42,7 @@ def test_the_kernels(device):
         compared(torch.bfloat16, device)
         compared(torch.float16, device)
         return
-    interpreted(__name__)
+    run_interpreted(__name__)
 
 
 @pytest.mark.parametrize("kind", [(LlamaModel, LlamaConfig), (Qwen2Model, Qwen2Config)], ids=["llama", "qwen2"])
@@ -54,29 +55,29 @@ def test_in_a_decoder(kind):
     for name, weight in decoder.named_parameters():
         if "norm" in name:
             nn.init.normal_(weight)
-    x, projections = torch.randn(2, 7, 32), Projections(decoder)
+    x, fused_modules = torch.randn(2, 7, 32), FusedModules(decoder)
     with torch.no_grad():
-        with projections.joined(short=False, compiled=True):
+        with fused_modules.installed(short_prompt=False, compiled=True):
             expected = decoder(inputs_embeds=x).last_hidden_state
-        with projections.joined(short=False, compiled=False):
-            assert sum(isinstance(part, Norm) for part in decoder.modules()) == 5
-            assert sum(isinstance(part, Gated) for part in decoder.modules()) == 2
+        with fused_modules.installed(short_prompt=False, compiled=False):
+            assert sum(isinstance(part, FusedNorm) for part in decoder.modules()) == 5
+            assert sum(isinstance(part, FusedMLP) for part in decoder.modules()) == 2
             found = decoder(inputs_embeds=x).last_hidden_state
     assert torch.equal(found, expected)
-    assert not any(isinstance(part, (Norm, Gated)) for part in decoder.modules())
+    assert not any(isinstance(part, (FusedNorm, FusedMLP)) for part in decoder.modules())
 
 
 def test_what_they_are_for():
     norm, mlp = LlamaRMSNorm(8), LlamaMLP(LlamaConfig(hidden_size=8, num_attention_heads=2, intermediate_size=12))
-    assert plain_norm(norm)
-    assert plain_mlp(mlp, mlp.gate_proj.weight)
-    assert not plain_norm(nn.LayerNorm(8))
+    assert can_fuse_norm(norm)
+    assert can_fuse_mlp(mlp, mlp.gate_proj.weight)
+    assert not can_fuse_norm(nn.LayerNorm(8))
     other = LlamaMLP(LlamaConfig(hidden_size=8, num_attention_heads=2, intermediate_size=12, hidden_act="gelu"))
-    assert not plain_mlp(other, other.gate_proj.weight)
-    assert not plain_mlp(mlp, mlp.gate_proj.weight.to("meta"))
+    assert not can_fuse_mlp(other, other.gate_proj.weight)
+    assert not can_fuse_mlp(mlp, mlp.gate_proj.weight.to("meta"))
     norm.forward = mlp.forward = lambda x: x
-    assert not plain_norm(norm)
-    assert not plain_mlp(mlp, mlp.gate_proj.weight)
+    assert not can_fuse_norm(norm)
+    assert not can_fuse_mlp(mlp, mlp.gate_proj.weight)
 
 
 def test_the_definitions():
@@ -87,9 +88,9 @@ def test_the_definitions():
         LlamaMLP(LlamaConfig(hidden_size=8, num_attention_heads=2, intermediate_size=12)),
     )
     nn.init.normal_(norm.weight)
-    assert torch.equal(normed(x, norm.weight, norm.variance_epsilon), norm(x))
+    assert torch.equal(rms_norm(x, norm.weight, norm.variance_epsilon), norm(x))
     with torch.no_grad():
-        torch.testing.assert_close(mlp.down_proj(gated(Joint([mlp.gate_proj, mlp.up_proj])(x))), mlp(x))
+        torch.testing.assert_close(mlp.down_proj(gated_silu(FusedLinear([mlp.gate_proj, mlp.up_proj])(x))), mlp(x))
 
 
 if __name__ == "__main__":

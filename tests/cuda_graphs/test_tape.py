@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.tape import taped
+from tests.support.tape import capture_on_tape
 
 
 def test_it_replays_on_the_same_memory():
@@ -13,7 +13,7 @@ def test_it_replays_on_the_same_memory():
         total[1:].add_(held[1:] * factor)
         return total.sum()
 
-    replay = taped(function)
+    replay = capture_on_tape(function)
     total.zero_()
     held.fill_(5)
     factor = 100
@@ -25,4 +25,4 @@ def test_it_replays_on_the_same_memory():
 def test_it_refuses_to_read_a_value():
     held = torch.ones(3)
     with pytest.raises(RuntimeError, match="not permitted"):
-        taped(lambda: held * held.sum().item())
+        capture_on_tape(lambda: held * held.sum().item())

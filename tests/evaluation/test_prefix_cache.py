@@ -1,4 +1,4 @@
-"""Layers that remember give what plain ones give, of fewer tokens."""
+"""Layers that reuse a prefix give what plain ones give, of fewer tokens."""
 
 from contextlib import ExitStack, contextmanager, nullcontext
 
@@ -9,14 +9,14 @@ from tests.support.families import CASES, made
 from tests.support.families.case import Sample, words
 from vlprune import Budget, attach
 from vlprune.errors import UnsupportedModel
-from vlprune.evaluation import prefix_cache as remember
-from vlprune.evaluation.accuracy import whole
-from vlprune.evaluation.answers import answers
-from vlprune.evaluation.prefix_cache import Memory, memory_for, remembering
+from vlprune.evaluation import answers
+from vlprune.evaluation.answers import generate_answers
+from vlprune.evaluation.prefix_cache import PrefixCache, prefix_cache_for, prefix_keys, reuse_prefix
+from vlprune.evaluation.reference_methods import keep_all_tokens
 from vlprune.methods import AveragePool, FastV, PyramidDrop, Random, Script, UniformGrid, VisionZip, get_method
 
 METHODS = {
-    "all": whole(),
+    "all": keep_all_tokens(),
     "uniform_grid": UniformGrid(keep=24),
     "average_pool": AveragePool(keep=24),
     "visionzip": VisionZip(keep=24),
@@ -35,27 +35,29 @@ LEAST = 1e-4
 
 @pytest.fixture
 def plain(monkeypatch):
-    """Inside, nothing is remembered."""
+    """Inside, no prefix is reused."""
 
     @contextmanager
     def inside():
         with monkeypatch.context() as patch:
-            patch.setattr(remember, "remembering", lambda *args: nullcontext())
+            patch.setattr(answers, "reuse_prefix", lambda *args: nullcontext())
             yield
 
     return inside
 
 
-def told(loaded, items, methods):
+def told(loaded, questions, methods):
     """By method and question: the answer, what was kept, and the logits."""
     found, logits = {}, []
     handle = loaded.model.lm_head.register_forward_hook(lambda module, args, output: logits.append(output[:, -1]))
     try:
-        for answered in answers(loaded, items, methods, batch=4):
+        for answered in generate_answers(loaded, questions, methods, batch=4):
             assert answered.reason is None, answered.reason
             assert untouched(loaded.model)
-            for item, text, (record,), row in zip(answered.items, answered.texts, answered.records, logits.pop()):
-                found[answered.method, item.number] = text, record.kept.tolist(), row
+            for question, text, (record,), row in zip(
+                answered.questions, answered.texts, answered.records, logits.pop()
+            ):
+                found[answered.method, question.number] = text, record.kept.tolist(), row
     finally:
         handle.remove()
     return found
@@ -83,57 +85,65 @@ def counting(model):
         handle.remove()
 
 
-def test_answers_are_the_same(loaded, items, plain):
+def test_answers_are_the_same(loaded, questions, plain):
     with plain():
-        expected = told(loaded, items, METHODS)
-    found = told(loaded, items, METHODS)
+        expected = told(loaded, questions, METHODS)
+    found = told(loaded, questions, METHODS)
     assert found.keys() == expected.keys()
     for key, (text, kept, logits) in expected.items():
         assert found[key][:2] == (text, kept), key
         torch.testing.assert_close(found[key][2], logits, atol=LEAST, rtol=LEAST)
 
 
-def test_an_image_passes_the_layers_once(loaded, items):
+def count_question_tokens(loaded, questions):
+    return sum(len(ids) for ids in loaded.processor.tokenizer([question.text for question in questions])["input_ids"])
+
+
+def test_an_image_passes_the_layers_once(loaded, questions):
     """Two scenes: what is before the question passes twice, as <s>, USER: and the image; the questions themselves all.
 
     A question's words come with <s> from the tokenizer, which stands for the ASSISTANT: behind them here.
     """
-    questions = sum(len(ids) for ids in loaded.processor.tokenizer([item.text for item in items])["input_ids"])
-    cut = 12 * (24 + 2) + questions
+    asked_tokens = count_question_tokens(loaded, questions)
+    cut = 12 * (24 + 2) + asked_tokens
     for name, first, later, ends in (
-        ("all", 2 * 578 + questions, 2 * 578 + questions, 12 + 2),
-        ("fastv", 2 * 578 + questions, cut, 12),
-        ("uniform_grid", 2 * 26 + questions, 2 * 26 + questions, 12 + 2),
+        ("all", 2 * 578 + asked_tokens, 2 * 578 + asked_tokens, 12 + 2),
+        ("fastv", 2 * 578 + asked_tokens, cut, 12),
+        ("uniform_grid", 2 * 26 + asked_tokens, 2 * 26 + asked_tokens, 12 + 2),
         ("script", cut, cut, 12),
         ("random", cut, cut, 12),
     ):
         with counting(loaded.model) as counts:
-            told(loaded, items, {name: METHODS[name]})
+            told(loaded, questions, {name: METHODS[name]})
         assert counts == [first, later, later, later, later, ends], name
 
 
-def test_what_all_tokens_left_serves_the_methods_inside(loaded, items):
-    questions = sum(len(ids) for ids in loaded.processor.tokenizer([item.text for item in items])["input_ids"])
+def test_what_all_tokens_left_serves_the_methods_inside(loaded, questions):
+    asked_tokens = count_question_tokens(loaded, questions)
     with counting(loaded.model) as counts:
-        found = answers(loaded, items, {name: METHODS[name] for name in ("all", "fastv", "pyramiddrop")}, batch=4)
+        found = generate_answers(
+            loaded, questions, {name: METHODS[name] for name in ("all", "fastv", "pyramiddrop")}, batch=4
+        )
         passed = {answered.method: list(counts) for answered in found}
-    assert passed["fastv"][0] - passed["all"][0] == questions
-    assert [passed["pyramiddrop"][number] - passed["fastv"][number] for number in (0, 1)] == [questions] * 2
+    assert passed["fastv"][0] - passed["all"][0] == asked_tokens
+    assert [passed["pyramiddrop"][number] - passed["fastv"][number] for number in (0, 1)] == [asked_tokens] * 2
 
 
-def test_who_remembers():
-    everything = Memory()
-    assert all(memory_for(METHODS[name], everything) is everything for name in ("all", "fastv", "sparsevlm"))
-    assert all(memory_for(METHODS[name], everything) is None for name in ("script", "script_first"))
-    assert all(memory_for(METHODS[name], everything) == Memory() for name in ("uniform_grid", "visionzip", "both"))
+def test_which_methods_share_a_cache():
+    everything = PrefixCache()
+    assert all(prefix_cache_for(METHODS[name], everything) is everything for name in ("all", "fastv", "sparsevlm"))
+    assert all(prefix_cache_for(METHODS[name], everything) is None for name in ("script", "script_first"))
+    assert all(
+        prefix_cache_for(METHODS[name], everything) == PrefixCache() for name in ("uniform_grid", "visionzip", "both")
+    )
 
 
-def asked(model, batch, images, method, memory=None):
-    """The logits of some steps; those of the plain model without a memory."""
+def asked(model, batch, images, method, cache=None):
+    """The logits of some steps; those of the plain model without a cache."""
     options = {"do_sample": False, "output_logits": True, "return_dict_in_generate": True, "max_new_tokens": 4}
     with attach(model, method) as pruner, ExitStack() as stack:
-        if memory is not None:
-            stack.enter_context(remembering(pruner, memory, images, batch["input_ids"]))
+        if cache is not None:
+            stack.enter_context(reuse_prefix(pruner, cache, images, batch["input_ids"]))
         return torch.stack(model.generate(**batch, **options).logits)
 
 
@@ -149,37 +159,39 @@ def batches(case):
 
 @pytest.mark.filterwarnings("ignore:vlprune. .* has no family of its own")
 @pytest.mark.filterwarnings("ignore:.pixel_values_images. is deprecated:FutureWarning")
-@pytest.mark.parametrize("method", [whole(), UniformGrid(keep=5), FastV(keep=4)], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", [keep_all_tokens(), UniformGrid(keep=5), FastV(keep=4)], ids=lambda method: method.name
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_families(case, method):
-    """Where attention is not causal, or slides, nothing is remembered."""
-    model, memory = made(case), Memory()
+    """Where attention is not causal, or slides, nothing is reused."""
+    model, cache = made(case), PrefixCache()
     for images, batch in batches(case):
         try:
             expected = asked(model, batch, images, method)
         except UnsupportedModel:
             pytest.skip("no layers to cut between")
-        found = asked(model, batch, images, method, memory)
+        found = asked(model, batch, images, method, cache)
         torch.testing.assert_close(found, expected, atol=LEAST, rtol=LEAST)
         assert untouched(model)
     depth = len(model.get_decoder().layers) if not isinstance(method, FastV) else 1
-    assert len(memory) == (0 if case.name in ("gemma3", "paligemma") else 2 * depth)
+    assert len(cache) == (0 if case.name in ("gemma3", "paligemma") else 2 * depth)
 
 
 def test_a_full_memory_keeps_what_it_has(device):
     case = CASES[0]
     model, results = made(case), []
     for limit in (2**30, 40_000, 0):
-        memory = Memory(limit)
-        results.append([asked(model, batch, images, UniformGrid(keep=5), memory) for images, batch in batches(case)])
-        assert memory.nbytes == sum(front.nbytes for front in memory.values()) <= limit
+        cache = PrefixCache(limit)
+        results.append([asked(model, batch, images, UniformGrid(keep=5), cache) for images, batch in batches(case)])
+        assert cache.nbytes == sum(prefix.nbytes for prefix in cache.values()) <= limit
         torch.testing.assert_close(results[-1], results[0], atol=LEAST, rtol=LEAST)
 
 
 def test_a_prompt_without_images_or_with_images_at_unlike_places_is_plain():
     ids = torch.tensor([[1, 9, 9, 4], [1, 9, 4, 4]])
-    assert remember.names(["a", "b"], ids, {9}) == ([], 0)
-    assert remember.names(["a", "b"], ids, {8})[1] == 0
+    assert prefix_keys(["a", "b"], ids, {9}) == ([], 0)
+    assert prefix_keys(["a", "b"], ids, {8})[1] == 0
 
 
 class Stopped(Exception):
@@ -196,7 +208,7 @@ def test_nothing_is_left_behind_by_an_error():
 
     handle = model.get_decoder().layers[-1].mlp.register_forward_pre_hook(stop)
     with pytest.raises(Stopped):
-        asked(model, batch, images, UniformGrid(keep=5), Memory())
+        asked(model, batch, images, UniformGrid(keep=5), PrefixCache())
     handle.remove()
     assert untouched(model)
     assert "generate" not in model.__dict__

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from vlprune.errors import UserError
-from vlprune.evaluation.questions import file_items, pocket_items, right
+from vlprune.evaluation.questions import is_right, pocket_questions, read_questions
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ GOOD = {"image": "red.png", "question": "what color?", "answer": "red"}
 
 def test_a_file_of_questions(folder):
     several = {**GOOD, "answer": ["red", "crimson"], "kind": "color"}
-    items = file_items(write(folder, GOOD, "", several))
-    assert [(item.number, item.kind, item.answers) for item in items] == [
+    questions = read_questions(write(folder, GOOD, "", several))
+    assert [(question.number, question.kind, question.answers) for question in questions] == [
         (0, "all", ("red",)),
         (1, "color", ("red", "crimson")),
     ]
-    assert items[0].image().size == (20, 10)
+    assert questions[0].image().size == (20, 10)
 
 
 @pytest.mark.parametrize(
@@ -46,33 +46,33 @@ def test_a_file_of_questions(folder):
 )
 def test_a_bad_line_is_named(folder, line, says):
     with pytest.raises(UserError, match=says):
-        file_items(write(folder, GOOD, line))
+        read_questions(write(folder, GOOD, line))
 
 
 def test_files_that_are_none(folder):
     with pytest.raises(UserError, match="has no lines"):
-        file_items(write(folder))
+        read_questions(write(folder))
     with pytest.raises(UserError, match="cannot be read"):
-        file_items(folder / "none.jsonl")
+        read_questions(folder / "none.jsonl")
     with pytest.raises(UserError, match="is not text"):
-        file_items(folder / "red.png")
+        read_questions(folder / "red.png")
     with pytest.raises(UserError, match="cannot be read"):
-        file_items(folder)  # a folder has no answers
+        read_questions(folder)  # a folder has no answers
 
 
 def test_a_folder_of_images_where_no_answers_are_needed(folder):
-    (item,) = file_items(folder, need_answers=False)
-    assert item.group == "red.png"
+    (question,) = read_questions(folder, need_answers=False)
+    assert question.image_name == "red.png"
     (folder / "empty").mkdir()
     with pytest.raises(UserError, match="has no images"):
-        file_items(folder / "empty", need_answers=False)
+        read_questions(folder / "empty", need_answers=False)
 
 
 def test_a_broken_image_is_told(folder):
     (folder / "red.png").write_bytes(b"not an image")
-    (item,) = file_items(write(folder, GOOD))
+    (question,) = read_questions(write(folder, GOOD))
     with pytest.raises(UserError, match=r"red\.png"):
-        item.image()
+        question.image()
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_a_broken_image_is_told(folder):
     ],
 )
 def test_right_answers(said, answers, exact, contains):
-    assert right(said, answers) is exact
-    assert right(said, answers, "contains") is contains
+    assert is_right(said, answers) is exact
+    assert is_right(said, answers, "contains") is contains
 
 
 def test_pocket_items_are_numbered_and_balanced():
-    items = pocket_items("validation", 3, start=100)
-    assert [item.number for item in items] == list(range(100, 118))
-    assert all(sum(item.kind == kind for item in items) == 3 for kind in ("exist", "where"))
-    assert pocket_items(1000, 1) != pocket_items(1001, 1)
+    questions = pocket_questions("validation", 3, start=100)
+    assert [question.number for question in questions] == list(range(100, 118))
+    assert all(sum(question.kind == kind for question in questions) == 3 for kind in ("exist", "where"))
+    assert pocket_questions(1000, 1) != pocket_questions(1001, 1)

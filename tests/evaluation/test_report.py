@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from vlprune.evaluation.result import Result, Table
-from vlprune.evaluation.run_folder import Run
+from vlprune.evaluation.result import ResultTable, StudyResult
+from vlprune.evaluation.run_folder import RunFolder
 
 
 class Page(HTMLParser):
@@ -48,12 +48,12 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def finished(tmp_path):
-    run = Run(tmp_path / "run", "eval", {"model": "pocket", "questions": 6}, {"methods": "all"})
+    run = RunFolder(tmp_path / "run", "eval", {"model": "pocket", "questions": 6}, {"methods": "all"})
     figure = Figure()
     figure.subplots().plot([1, 2])
-    table = Table("<Accuracy> & more", ["method", "right"], [["a<b>", "99 %"], ["x & y", '"1"']], "Read <this>.")
-    Result("First", [table, Table("Second", ["k"], [["v"]])], {"curve": figure}, {"n": 1}).save(run.folder)
-    return run.folder
+    table = ResultTable("<Accuracy> & more", ["method", "right"], [["a<b>", "99 %"], ["x & y", '"1"']], "Read <this>.")
+    StudyResult("First", [table, ResultTable("Second", ["k"], [["v"]])], {"curve": figure}, {"n": 1}).save(run.path)
+    return run.path
 
 
 def test_one_file_with_tables_and_pictures(program, finished):
@@ -84,7 +84,7 @@ def test_of_a_real_run(program):
 def test_refusals(program, tmp_path, finished):
     code, _, err = program("report", "nowhere")
     assert (code, err) == (2, "vlprune: 'nowhere' holds no run of `vlprune eval` or `vlprune study`.\n")
-    Run(tmp_path / "half", "eval", {})
+    RunFolder(tmp_path / "half", "eval", {})
     code, _, err = program("report", tmp_path / "half")
     assert code == 2
     assert "is not finished" in err

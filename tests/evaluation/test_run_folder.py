@@ -1,4 +1,4 @@
-"""Run directories: they go on where they stopped, and refuse to mix what does not belong together."""
+"""Run folders: they go on where they stopped, and refuse to mix what does not belong together."""
 
 import json
 
@@ -7,26 +7,26 @@ import torch
 
 from vlprune import Script
 from vlprune.errors import UserError
-from vlprune.evaluation.run_folder import Run, command_line, default_folder, read_manifest
+from vlprune.evaluation.run_folder import RunFolder, command_line, default_folder, read_manifest
 
 
 def test_a_line_that_was_cut_off_is_dropped(tmp_path):
-    run = Run(tmp_path / "run", "eval", {})
-    run.append("script@64", [{"q": 0}, {"q": 1}])
+    run = RunFolder(tmp_path / "run", "eval", {})
+    run.append_answers("script@64", [{"q": 0}, {"q": 1}])
     (file,) = (tmp_path / "run" / "answers").iterdir()
     file.write_text(file.read_text() + '{"q": 2, "ans')
-    again = Run(tmp_path / "run", "eval", {})
-    assert again.lines("script@64") == [{"q": 0}, {"q": 1}]
-    again.append("script@64", [{"q": 2}])
-    assert again.lines("script@64") == [{"q": 0}, {"q": 1}, {"q": 2}]
+    again = RunFolder(tmp_path / "run", "eval", {})
+    assert again.read_answers("script@64") == [{"q": 0}, {"q": 1}]
+    again.append_answers("script@64", [{"q": 2}])
+    assert again.read_answers("script@64") == [{"q": 0}, {"q": 1}, {"q": 2}]
 
 
 def test_only_a_torn_line(tmp_path):
-    run = Run(tmp_path / "run", "eval", {})
-    run._file("a").write_text('{"q"')
-    assert run.lines("a") == []
-    run.append("a", [{"q": 5}])
-    assert run.lines("a") == [{"q": 5}]
+    run = RunFolder(tmp_path / "run", "eval", {})
+    run._answers_file("a").write_text('{"q"')
+    assert run.read_answers("a") == []
+    run.append_answers("a", [{"q": 5}])
+    assert run.read_answers("a") == [{"q": 5}]
 
 
 @pytest.mark.parametrize(
@@ -39,23 +39,23 @@ def test_only_a_torn_line(tmp_path):
     ],
 )
 def test_other_settings_are_refused(tmp_path, command, settings, says):
-    Run(tmp_path / "run", "eval", {"split": "test", "seed": 0})
+    RunFolder(tmp_path / "run", "eval", {"split": "test", "seed": 0})
     with pytest.raises(UserError, match=says):
-        Run(tmp_path / "run", command, settings)
+        RunFolder(tmp_path / "run", command, settings)
 
 
 def test_a_method_that_means_something_else_now_is_refused(tmp_path):
-    Run(tmp_path / "run", "eval", {}).note_methods({"script@64": Script(keep=64)})
-    again = Run(tmp_path / "run", "eval", {})
-    again.note_methods({"script@64": Script(keep=64), "script@16": Script(keep=16)})
+    RunFolder(tmp_path / "run", "eval", {}).save_methods({"script@64": Script(keep=64)})
+    again = RunFolder(tmp_path / "run", "eval", {})
+    again.save_methods({"script@64": Script(keep=64), "script@16": Script(keep=16)})
     with pytest.raises(UserError, match=r"tau=0\.3.*not .*tau=0\.2"):
-        again.note_methods({"script@64": Script(keep=64, tau=0.2)})
+        again.save_methods({"script@64": Script(keep=64, tau=0.2)})
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="holds no run"):
-        Run(tmp_path, "eval", {})
+        RunFolder(tmp_path, "eval", {})
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -68,21 +68,21 @@ def test_no_run_and_a_broken_one(tmp_path):
 
 
 def test_cells_with_odd_names_have_files_of_their_own(tmp_path):
-    run = Run(tmp_path / "run", "eval", {})
-    run.append("script:tau=0.2@0.1", [{"q": 1}])
-    run.append("GSP + DPP@16", [{"q": 2}])
-    assert run.lines("script:tau=0.2@0.1") == [{"q": 1}]
-    assert run.lines("GSP + DPP@16") == [{"q": 2}]
+    run = RunFolder(tmp_path / "run", "eval", {})
+    run.append_answers("script:tau=0.2@0.1", [{"q": 1}])
+    run.append_answers("GSP + DPP@16", [{"q": 2}])
+    assert run.read_answers("script:tau=0.2@0.1") == [{"q": 1}]
+    assert run.read_answers("GSP + DPP@16") == [{"q": 2}]
 
 
 def test_the_manifest_says_how_to_make_it_again(tmp_path):
-    run = Run(
+    run = RunFolder(
         tmp_path / "run",
         "eval",
         {"model": "pocket", "data": "a b.jsonl", "digest": "x", "clip": None},
         {"keep": "64,16"},
     )
-    run.note_device(torch.device("cpu"))
+    run.save_device(torch.device("cpu"))
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert command_line(manifest) == "vlprune eval --model pocket --data 'a b.jsonl' --keep 64,16"
     assert {"torch", "transformers", "device"} <= set(manifest["machine"])
@@ -95,7 +95,7 @@ def test_default_folders_do_not_collide(tmp_path, monkeypatch):
     folders = []
     for command, settings in asked:
         folders.append(default_folder(command, settings))
-        Run(folders[-1], command, settings)
+        RunFolder(folders[-1], command, settings)
     assert [folder.as_posix() for folder in folders] == [
         "runs/eval",
         "runs/eval-2",

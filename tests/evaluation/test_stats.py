@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from vlprune.evaluation.stats import interval, mcnemar, paired_tests, pearson, relative, resampled, spearman, wilson
+from vlprune.evaluation.stats import (
+    bootstrap_means,
+    mcnemar,
+    paired_tests,
+    pearson,
+    percentile_interval,
+    relative_accuracy,
+    spearman,
+    wilson_interval,
+)
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -11,7 +20,7 @@ stats = pytest.importorskip("scipy.stats")
 @pytest.mark.parametrize(("right", "asked"), [(0, 7), (7, 7), (590, 600), (1, 3)])
 def test_wilson_is_scipy_s(right, asked):
     wanted = stats.binomtest(right, asked).proportion_ci(method="wilson")
-    assert wilson(right, asked) == pytest.approx((wanted.low, wanted.high), abs=1e-5)
+    assert wilson_interval(right, asked) == pytest.approx((wanted.low, wanted.high), abs=1e-5)
 
 
 def test_mcnemar_is_the_binomial_test_of_what_differs():
@@ -47,15 +56,15 @@ def test_the_bootstrap_draws_images_and_not_questions():
     dice = np.random.default_rng(2)
     by_image = (dice.random(30) < 0.5).astype(float)
     outcomes, groups = np.repeat(by_image, 6), np.repeat([f"{i}" for i in range(30)], 6)
-    spread = resampled([outcomes], list(groups))[:, 0].std()
+    spread = bootstrap_means([outcomes], list(groups))[:, 0].std()
     assert spread == pytest.approx(by_image.std() / 30**0.5, rel=0.1)
 
 
 def test_relative_is_paired():
-    whole = [True] * 50 + [False] * 50
+    unpruned = [True] * 50 + [False] * 50
     groups = [str(i) for i in range(100)]
-    assert relative(whole, whole, groups) == (1.0, 1.0, 1.0)
-    share, low, high = relative([True] * 40 + [False] * 60, whole, groups)
+    assert relative_accuracy(unpruned, unpruned, groups) == (1.0, 1.0, 1.0)
+    share, low, high = relative_accuracy([True] * 40 + [False] * 60, unpruned, groups)
     assert share == 0.8
     assert low < 0.8 < high
-    assert interval(np.arange(101)) == (2.5, 97.5)
+    assert percentile_interval(np.arange(101)) == (2.5, 97.5)

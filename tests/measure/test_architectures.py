@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vlprune import Random, attach
-from vlprune.measure.architectures import ARCHITECTURES, architecture
+from vlprune.measure.architectures import ARCHITECTURES, get_architecture
 
 TEXT = {
     "hidden_size": 32,
@@ -50,7 +50,7 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize("name", [one.name for one in ARCHITECTURES])
 def test_prompts_fit(small, name):
-    one = architecture(name)
+    one = get_architecture(name)
     model = small(one)
     inputs = one.inputs(model, text=8)
     assert inputs["input_ids"].shape == (1, one.tokens + 8)
@@ -62,7 +62,7 @@ def test_prompts_fit(small, name):
 
 
 def test_a_batch_is_the_same_prompt_twice(small):
-    one = architecture("internvl3-8b")
+    one = get_architecture("internvl3-8b")
     inputs = one.inputs(small(one), text=8, batch=2)
     first, second = inputs["pixel_values"].chunk(2)
     assert torch.equal(first, second)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vlprune.media.image import ImageError, as_seen, open_image
+from vlprune.media.image import ImageError, image_from_pixels, open_image
 
 NOISE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
 FORMATS = ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"]
@@ -115,12 +115,12 @@ def test_modes(written):
     assert open_image(written(encoded("JPEG", Image.new("CMYK", (6, 5))))).mode == "RGB"
 
 
-def test_as_seen():
+def test_an_image_from_its_pixels():
     from transformers import CLIPImageProcessorPil
 
     processor = CLIPImageProcessorPil(size={"shortest_edge": 60}, crop_size={"height": 60, "width": 60})
     pixels = processor(Image.fromarray(NOISE), return_tensors="pt")["pixel_values"][0]
-    seen = np.asarray(as_seen(pixels, processor)).astype(int)
+    seen = np.asarray(image_from_pixels(pixels, processor)).astype(int)
     assert abs(seen - NOISE[:, 10:70]).max() <= 1  # the middle of the image, which is what the model got
     with pytest.raises(ValueError, match="one image"):
-        as_seen(torch.zeros(1, 3, 4, 4), processor)
+        image_from_pixels(torch.zeros(1, 3, 4, 4), processor)

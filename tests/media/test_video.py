@@ -67,8 +67,8 @@ def test_it_seeks(tmp_path, monkeypatch):
                 decoded.append(frame.pts)
                 yield frame
 
-    original = video._decoded
-    monkeypatch.setattr(video, "_decoded", lambda container, *rest: original(Counting(container), *rest))
+    original = video._decode_frames
+    monkeypatch.setattr(video, "_decode_frames", lambda container, *rest: original(Counting(container), *rest))
     assert read_clip(path, 3).numbers == [0, 20, 40]
     assert len(decoded) <= 15
 

@@ -7,13 +7,9 @@ import torch
 
 from tests.support.token_views import draw, each, one
 from vlprune import get_method, list_methods
-from vlprune.methods import Accounting
+from vlprune.methods import Accounting, InLLMMethod
 
-NAMES = [
-    *("attention_top_k", "average_pool", "cdpruner", "divprune", "dpp_only", "graph_only", "random"),
-    *("relevance_top_k", "script", "script_released", "trim", "uniform_grid", "visionzip"),
-]
-MERGING = {"average_pool", "trim", "visionzip"}
+NAMES = [name for name in list_methods() if not isinstance(get_method(name), InLLMMethod)]
 GRIDS = [(1, 1), (1, 2), (3, 5), (6, 6)]
 
 every = pytest.mark.parametrize("name", NAMES)
@@ -30,10 +26,6 @@ def same(left, right, b, rough=1e-5):
     assert (left.embeddings is None) == (right.embeddings is None)
     if left.embeddings is not None:
         torch.testing.assert_close(left.embeddings[0], right.embeddings[b], rtol=rough, atol=rough)
-
-
-def test_the_names_are_known():
-    assert set(NAMES) <= set(list_methods())
 
 
 @every
@@ -128,7 +120,7 @@ def test_half_precision_is_read_as_it_stands(name):
     full, wide_query = (each(given, torch.Tensor.float) for given in (half, query))
     low, high = (get_method(name, keep=9).select(v, q) for v, q in ((half, query), (full, wide_query)))
     assert torch.equal(low.kept, high.kept)
-    assert (low.embeddings is not None) == (name in MERGING)
+    assert (low.embeddings is not None) == get_method(name).merges
     if low.embeddings is not None:
         assert low.embeddings.dtype == torch.bfloat16
         torch.testing.assert_close(low.embeddings.float(), high.embeddings, rtol=2e-2, atol=2e-2)

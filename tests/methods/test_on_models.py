@@ -10,7 +10,7 @@ from tests.support.method_models import CASES
 from vlprune import attach, get_method, list_methods
 from vlprune.methods.in_llm import InLLMMethod
 from vlprune.models import family_of
-from vlprune.models.tower_attention import recorded_call
+from vlprune.models.tower_attention import record_call
 from vlprune.types import Query, TokenView
 
 STEPS, KEEP = 5, 7
@@ -60,7 +60,7 @@ def test_counts_order_and_determinism(case, name):
     kept = runs[0][1]
     visuals = [visual for sample in samples for visual in sample.visuals]
     merged = (
-        get_method(name, keep=KEEP).steps(99, 2)[-1].merged if name == "sparsevlm" else 0
+        get_method(name, keep=KEEP).layer_budgets(99, 2)[-1].merged if name == "sparsevlm" else 0
     )  # on top of what it keeps
     assert all(0 <= len(one) - min(KEEP, len(v.candidates)) <= merged for one, v in zip(kept, visuals))
     for one, visual in zip(kept, visuals):
@@ -88,12 +88,12 @@ def test_a_batch_is_its_rows_alone(case, name):
 def chosen(case, model, method, sample, visual, question):
     """The method's selection of one image of a sample that holds nothing else, and the image's tokens (n, d)."""
     family = family_of(model)
-    (stream,) = [stream for stream in family.streams(model) if stream.kind == "image"]
+    (modality,) = [modality for modality in family.modalities(model) if modality.kind == "image"]
     batch = case.batch([case.sample(1, visual, 1)])
     inputs = {name: batch[name] for name in ("pixel_values", "image_sizes", "image_grid_thw") if name in batch}
-    with torch.no_grad(), recorded_call(family.attention_module(model, stream, inputs)) as call:
+    with torch.no_grad(), record_call(family.attention_module(model, modality, inputs)) as call:
         output = model.base_model.get_image_features(**inputs)
-        (vision,) = family.read(model, stream, output, inputs, visual.runs, call)
+        (vision,) = family.read_encoder_output(model, modality, output, inputs, visual.runs, call)
         features = case.encode(model, visual)[0][visual.candidates]
 
         def one(values):

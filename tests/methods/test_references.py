@@ -1,10 +1,13 @@
 """Every method against a slow loop in float64 that is written from its description."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import layers_reference
 from tests.support import methods_reference as reference
 from tests.support.token_views import draw, floats, project_one
 from vlprune import (
@@ -13,15 +16,35 @@ from vlprune import (
     AveragePool,
     CDPruner,
     DivPrune,
+    DppOnly,
     GraphOnly,
+    Random,
     RelevanceTopK,
     ScriptReleased,
     UniformGrid,
     VisionZip,
+    get_method,
+    list_methods,
 )
+from vlprune.methods import InLLMMethod
+from vlprune.types import TokenView
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)
 EXACT_GRIDS = settings(derandomize=True, deadline=None, max_examples=100)
+
+
+#: Methods inside the LLM whose reference is that of another class, with other settings.
+SHARED = {"SparseVLMPlus": "SparseVLM"}
+
+
+@pytest.mark.parametrize("name", list_methods())
+def test_every_method_has_a_reference(name):
+    kind = type(get_method(name))
+    if issubclass(kind, InLLMMethod):  # tests/pruning/layers compares these
+        assert hasattr(layers_reference, SHARED.get(kind.__name__, kind.__name__))
+    else:
+        assert f"reference.{name}(" in Path(__file__).read_text(encoding="utf-8")
+        assert callable(getattr(reference, name))
 
 
 @st.composite
@@ -106,6 +129,42 @@ def test_cdpruner(seed, n, sign, data):
         order = reference.cdpruner(*image, sign, m)
         assert chosen.order[b].tolist() == order
         check(chosen, b, view, (sorted(order), {}))
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 17), sign=st.sampled_from([1, -1]), data=st.data())
+def test_script(seed, n, sign, data):
+    """The paper's fusion; the released one is what CDPruner computes."""
+    m = data.draw(st.integers(1, n))
+    view, query = draw(seed, 2, n, sign=sign)
+    paper = get_method("script", preset="paper", keep=m).select(view, query)
+    released = get_method("script", preset="released", keep=m).select(view, query)
+    for b in range(2):
+        image = floats(view.features[b]), floats(query.image[b]), floats(query.text[b, 0])
+        check(paper, b, view, (reference.script(*image, sign, m), {}))
+        assert released.order[b].tolist() == reference.cdpruner(*image, sign, m)
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 17), data=st.data())
+def test_dpp_only(seed, n, data):
+    m = data.draw(st.integers(1, n))
+    view, _ = draw(seed, 2, n)
+    chosen = DppOnly(keep=m).select(view, None)
+    for b in range(2):
+        order = reference.dpp_only(floats(view.features[b]), m)
+        assert chosen.order[b].tolist() == order
+        check(chosen, b, view, (sorted(order), {}))
+
+
+@pytest.mark.parametrize("n", [1, 7, 576, 3000])
+def test_random(n):
+    for m, seed in ((1, 0), (n, 3), ((n + 1) // 2, 12345)):
+        chosen = Random(keep=m, seed=seed).select(TokenView(torch.zeros(2, n, 1), (1, n)), None)
+        order = reference.random(n, m, seed)
+        assert chosen.order.tolist() == [order] * 2
+        assert chosen.kept.tolist() == [sorted(order)] * 2
+        assert chosen.scores is None
 
 
 @EXACT

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.support.token_views import draw
-from vlprune import TRIM, Budget, VisionZip, get_method, list_methods
-from vlprune.methods import _METHODS
+from vlprune import TRIM, Budget, Random, Script, VisionZip, get_method, list_methods
+from vlprune.types import TokenView
 
 
 @pytest.mark.parametrize("name", ["cdpruner", "relevance_top_k", "script", "script_released", "trim"])
@@ -20,23 +20,64 @@ def test_relevance_and_sign(name):
             get_method(name, **wrong)
 
 
+GRAPH = [
+    *({"tau": 2.0}, {"tau": float("nan")}, {"tau": "high"}, {"graph": "grid"}),
+    *({"gamma": -1.0}, {"gamma": float("inf")}, {"gamma": 200.0}),  # exp(200 · 0.7) is not finite
+]
+
+
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        *[("graph_only", wrong) for wrong in ({"tau": 2.0}, {"gamma": -1.0}, {"graph": "grid"})],
+        *[(name, wrong) for name in ("graph_only", "script") for wrong in GRAPH],
+        *[("script", wrong) for wrong in ({"kernel": "l"}, {"fusion": "sum"}, {"rho": 0.0}, {"rho": 1.5})],
         *[("visionzip", {"contextual": wrong}) for wrong in (-1, 64, 65, 2.0, True, "2")],
         *[("trim", {"adaptive": wrong}) for wrong in (1, "yes", None)],
     ],
 )
 def test_wrong_settings_are_refused_at_construction(name, wrong):
     (setting,) = wrong
-    with pytest.raises(ValueError, match=setting):
+    with pytest.raises(ValueError, match=f"^{setting}="):
         get_method(name, **wrong)
+
+
+def test_one_sentence_names_the_setting_the_value_and_what_is_allowed():
+    for wrong, sentence in (
+        ({"tau": 2.0}, "tau=2.0: a cosine, from -1 to 1."),
+        ({"tau": "high"}, "tau='high': a cosine from -1 to 1, or 'otsu' or 'quantile'."),
+        ({"graph": "grid"}, "graph='grid': choose from 'bipartite', 'full', 'random'."),
+    ):
+        for name in ("script", "graph_only"):
+            with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+                get_method(name, **wrong)
+
+
+def test_methods_are_frozen_settings():
+    method = Script(keep=64)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.keep = 3
+    assert method == Script(keep=64) != Script(keep=63)
+    assert hash(method) == hash(Script(keep=64))
+    assert (method.tau, method.gamma, method.graph, method.kernel, method.fusion, method.rho, method.relevance) == (
+        *(0.3, 5.0, "bipartite", "s_prime", "released", 0.5, "auto"),
+    )
+
+
+def test_random_depends_on_seed_and_size_alone():
+    def kept(seed, images, n):
+        return Random(keep=5, seed=seed).select(TokenView(torch.rand(images, n, 2), (1, n)), None).kept
+
+    torch.manual_seed(1)
+    one, many = kept(0, 1, 30), kept(0, 4, 30)
+    assert torch.equal(many, one.expand(4, -1))
+    assert not torch.equal(one, kept(1, 1, 30))
+    assert not torch.equal(one, kept(0, 1, 31))
+    assert (one.diff(dim=1) > 0).all()
 
 
 @pytest.mark.parametrize("name", list_methods())
 def test_every_preset_makes_a_method(name):
-    for preset, settings in _METHODS[name].presets.items():
+    for preset, settings in type(get_method(name)).presets.items():
         method = get_method(name, preset=preset)
         assert {key: getattr(method, key) for key in settings} == settings
         assert method != get_method(name)
@@ -105,7 +146,7 @@ def test_visionzip_asks_for_no_more_than_it_uses():
 def test_features_that_are_not_finite_are_refused(name):
     view, query = draw(4, 2, 20, grid=(4, 5))
     view.features[1, 3, 2] = float("nan")
-    with pytest.raises(ValueError, match="features must be finite in float32, got nan at batch 1, token 3, channel 2"):
+    with pytest.raises(ValueError, match="features=nan at batch 1, token 3, channel 2: must be finite in float32"):
         get_method(name, keep=8).select(view, query)
 
 

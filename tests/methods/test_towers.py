@@ -7,8 +7,8 @@ import torch
 from transformers import AttentionInterface
 
 from tests.support.method_models import EVERY_TOWER
-from vlprune.models import family_of
-from vlprune.models.tower_attention import recorded_call
+from vlprune.models import Family, family_of, list_families
+from vlprune.models.tower_attention import record_call
 
 KINDS = [
     (case, kind) for case in EVERY_TOWER for kind in ("image", "video") if kind == "image" or "video" in case.layouts
@@ -37,33 +37,40 @@ def models():
     return found
 
 
+def test_every_family_that_tells_its_attention_is_here():
+    telling = {one.name for one in list_families() if type(one).attention_module is not Family.attention_module}
+    assert telling == {case.name for case in EVERY_TOWER}
+
+
 def seen(case, kind, model):
     """(the family's account of one image or video, the watched module, the encoder's output)."""
     family = family_of(model)
-    stream = next(stream for stream in family.streams(model) if stream.kind == kind)
+    modality = next(modality for modality in family.modalities(model) if modality.kind == kind)
     sample = case.sample(2, case.image(1) if kind == "image" else case.video(1), 3)
     batch = case.batch([sample])
     names = {"get_image_features": ("pixel_values", "image_sizes", "image_grid_thw", "batch_num_images")}
     names["get_video_features"] = ("pixel_values_videos", "video_grid_thw")
-    inputs = {name: batch[name] for name in names[stream.encoder] if name in batch}
+    inputs = {name: batch[name] for name in names[modality.encoder] if name in batch}
     if "pixel_values_images" in batch:
         inputs["pixel_values"] = batch["pixel_values_images"]
-    taken = inspect.signature(getattr(model.base_model, stream.encoder)).parameters
+    taken = inspect.signature(getattr(model.base_model, modality.encoder)).parameters
     for name in [name for name in inputs if name not in taken]:  # versions name the pixels differently
         inputs[next(other for other in taken if other.startswith("pixel_values"))] = inputs.pop(name)
-    module = family.attention_module(model, stream, inputs)
+    module = family.attention_module(model, modality, inputs)
     module.__dict__.pop("noted", None)
-    with torch.no_grad(), recorded_call(module) as call:
-        output = getattr(model.base_model, stream.encoder)(**inputs)
+    with torch.no_grad(), record_call(module) as call:
+        output = getattr(model.base_model, modality.encoder)(**inputs)
         noted = module.__dict__.pop("noted")
-        (vision,) = family.read(model, stream, output, inputs, [len(v.tokens) for v in sample.visuals], call)
-    return family, stream, vision, noted, inputs, sample.visuals[0]
+        (vision,) = family.read_encoder_output(
+            model, modality, output, inputs, [len(v.tokens) for v in sample.visuals], call
+        )
+    return family, modality, vision, noted, inputs, sample.visuals[0]
 
 
 @pytest.mark.parametrize(("case", "kind"), KINDS, ids=[f"{case.name}-{kind}" for case, kind in KINDS])
 def test_attention_is_what_the_tower_computes(case, kind, models):
     model = models[case.name]
-    family, stream, vision, noted, inputs, _ = seen(case, kind, model)
+    family, modality, vision, noted, inputs, _ = seen(case, kind, model)
     classed = case.name in ("llava", "llava_next", "llava_next_video", "video_llava", "internvl")
     pieces, keys = [], []
     for weights, key in noted:
@@ -73,10 +80,10 @@ def test_attention_is_what_the_tower_computes(case, kind, models):
     flat = case.name.startswith("qwen")  # its tower sees all patches of all images in one line
     received, key = (torch.cat([one[0] if flat else one for one in parts]) for parts in (pieces, keys))
     if flat:
-        received = family.in_order(model, stream, received[:, None], inputs)[:, 0]
-        key = family.in_order(model, stream, key, inputs)
-    (attention,) = family.arranged(model, stream, received[..., None], inputs, [vision.shape])
-    (key,) = family.arranged(model, stream, key, inputs, [vision.shape])
+        received = family.restore_patch_order(model, modality, received[:, None], inputs)[:, 0]
+        key = family.restore_patch_order(model, modality, key, inputs)
+    (attention,) = family.arrange_patches(model, modality, received[..., None], inputs, [vision.shape])
+    (key,) = family.arrange_patches(model, modality, key, inputs, [vision.shape])
     torch.testing.assert_close(vision.attention, attention.mean(dim=1), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(
         vision.keys, key.view(vision.shape.n, -1, vision.keys.shape[1]).mean(dim=1), rtol=1e-4, atol=1e-5

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from vlprune import DppOnly, Random, Script, UniformGrid, pocket
-from vlprune.evaluation.answers import answers
-from vlprune.evaluation.load_model import Loaded
-from vlprune.evaluation.questions import pocket_items, right
+from vlprune.evaluation.answers import generate_answers
+from vlprune.evaluation.load_model import LoadedModel
+from vlprune.evaluation.questions import is_right, pocket_questions
 from vlprune.pocket.train import WORDS
 
 FOLDER = Path(pocket.path())
@@ -27,8 +27,8 @@ def shares(loaded):
     methods = {"all": UniformGrid(keep=1.0), "random": Random(keep=64), "dpp": DppOnly(keep=64)}
     methods |= {f"script {keep}": Script(keep=keep) for keep in (128, 64, 4)}
     found = dict.fromkeys(methods, 0.0)
-    for answered in answers(Loaded("pocket", *loaded), pocket_items("validation", 6), methods):
-        good = [right(text, item.answers) for item, text in zip(answered.items, answered.texts)]
+    for answered in generate_answers(LoadedModel("pocket", *loaded), pocket_questions("validation", 6), methods):
+        good = [is_right(text, asked.answers) for asked, text in zip(answered.questions, answered.texts)]
         found[answered.method] += sum(good) / 36
     return found
 
@@ -64,13 +64,11 @@ def test_has_576_visual_tokens_and_a_clip_that_shares_the_tower(loaded):
 
 def test_clip_matches_captions_to_scenes(loaded):
     """Contrastive training took: each of 8 scenes finds its own full caption first, mostly."""
-    from vlprune.pocket.render import images
-
     _, processor, clip = loaded
     scenes = pocket.scenes("validation", 8)
     captions = [" and ".join(f"a {t.color} {t.shape}" for t in s.things[:3]) for s in scenes]
     ids = processor.tokenizer([f"{c}</s>" for c in captions], padding=True, padding_side="right", return_tensors="pt")
-    pixels = processor.image_processor(images=images(scenes), return_tensors="pt").pixel_values
+    pixels = processor.image_processor(images=pocket.images(scenes), return_tensors="pt").pixel_values
     with torch.no_grad():
         text = clip.get_text_features(input_ids=ids.input_ids, attention_mask=ids.attention_mask).pooler_output
         image = clip.get_image_features(pixel_values=pixels).pooler_output
@@ -92,8 +90,6 @@ def test_fewer_tokens_are_harder(shares):
 
 
 def test_talks_over_several_turns(loaded):
-    from vlprune.pocket.render import images
-
     model, processor, _ = loaded
     (scene,) = pocket.scenes("validation", 1, start=5)
     first, second = pocket.questions(scene)[:2]
@@ -103,7 +99,7 @@ def test_talks_over_several_turns(loaded):
         {"role": "user", "content": [{"type": "text", "text": second.text}]},
     ]
     text = processor.apply_chat_template(chat, add_generation_prompt=True)
-    inputs = processor(images=images([scene]), text=text, return_tensors="pt")
+    inputs = processor(images=pocket.images([scene]), text=text, return_tensors="pt")
     out = model.generate(**inputs, max_new_tokens=4, do_sample=False)
     answer = processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     assert answer == second.answer
@@ -114,12 +110,11 @@ def test_the_question_is_found_in_the_prompt(loaded):
     import warnings
 
     from vlprune import attach
-    from vlprune.pocket.render import images
 
     model, processor, clip = loaded
     turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "is there a red star?"}]}]
     text = processor.apply_chat_template(turn, add_generation_prompt=True)
-    inputs = processor(images=images(pocket.scenes("validation", 1)), text=text, return_tensors="pt")
+    inputs = processor(images=pocket.images(pocket.scenes("validation", 1)), text=text, return_tensors="pt")
     with warnings.catch_warnings(), attach(model, Script(keep=8), processor=processor, dual_encoder=clip) as pruner:
         warnings.simplefilter("error")
         model.generate(**inputs, max_new_tokens=1)

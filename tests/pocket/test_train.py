@@ -8,22 +8,24 @@ import torch
 from safetensors.torch import load_file
 
 from vlprune.pocket import train
-from vlprune.pocket.render import paint
+from vlprune.pocket.render import paint_scenes
 
 
 @pytest.fixture(scope="module")
 def pocket_model():
     torch.manual_seed(0)
-    return train.Pocket().eval()
+    return train.PocketModel().eval()
 
 
 @torch.no_grad()
 def test_training_forward_is_llava_s_own(pocket_model):
     batch = train.make_batch("train", 2, 0)
-    pixels = paint(batch["things"], batch["background"], torch.randn(2, 192, 192))
-    patches, image = pocket_model.see(pixels)
+    pixels = paint_scenes(batch["things"], batch["background"], torch.randn(2, 192, 192))
+    patches, image = pocket_model.encode_image(pixels)
     kept = torch.arange(train.TOKENS).expand(2, -1)
-    logits = pocket_model.talk(patches, batch["text"], train.lay_out(kept, train.TEXT_LENGTH, True), batch["asked"])
+    logits = pocket_model.answer_logits(
+        patches, batch["text"], train.make_positions(kept, train.TEXT_LENGTH, True), batch["asked"]
+    )
     start = torch.tensor([train.BOS, train.WORD_ID["user:"]]).expand(2, 2)
     ids = torch.cat([start, torch.full((2, train.TOKENS), train.IMAGE), batch["text"]], 1)
     own = pocket_model.llava(input_ids=ids, pixel_values=pixels).logits
@@ -46,13 +48,13 @@ def test_batches_ask_and_answer_in_place():
 def test_kept_patches_are_sorted_and_distinct(k):
     torch.manual_seed(0)
     for _ in range(4):  # both patterns come up
-        kept = train.keep_some(3, k, torch.device("cpu"))
+        kept = train.sample_kept_patches(3, k, torch.device("cpu"))
         assert kept.shape == (3, k)
         assert (kept.diff(dim=1) > 0).all()
-    original = train.lay_out(kept, 5, renumber=False)
+    original = train.make_positions(kept, 5, renumber=False)
     assert torch.equal(original[:, 2 : 2 + k], kept + 2)
     assert original[0, -5:].tolist() == [578, 579, 580, 581, 582]
-    assert train.lay_out(kept, 5, renumber=True)[0].tolist() == list(range(2 + k + 5))
+    assert train.make_positions(kept, 5, renumber=True)[0].tolist() == list(range(2 + k + 5))
 
 
 def test_training_resumes_and_exports(tmp_path, monkeypatch, capsys):

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from vlprune.pocket import benchmark, questions, scenes
-from vlprune.pocket.render import PALETTE, images, pack
+from vlprune.pocket import balanced_questions, images, questions, scenes
+from vlprune.pocket.render import PALETTE, pack_scenes
 from vlprune.pocket.world import CELLS, COLORS, KINDS, SEEDS, SIZE, vocabulary
 
 MANY = scenes("validation", 300)
@@ -26,9 +26,9 @@ def test_splits_are_fixed_and_apart():
 
 
 def test_unknown_split_and_kind_are_named():
-    with pytest.raises(ValueError, match="train, validation, test, not 'tset'"):
+    with pytest.raises(ValueError, match=r"seed='tset': a whole number, or one of train, validation, test\."):
         scenes("tset", 1)
-    with pytest.raises(ValueError, match="'colour'"):
+    with pytest.raises(ValueError, match=r"kinds=\['colour'\]: choose from exist, color, .*, not 'colour'"):
         questions(MANY[0], ["colour"])
 
 
@@ -87,8 +87,8 @@ def test_no_answer_can_be_guessed():
     assert len(hard) > 0.9 * answers["exist"]["no"]
 
 
-def test_benchmark_asks_each_kind_equally():
-    asked = Counter(q.kind for _, found in benchmark("validation", 7) for q in found)
+def test_balanced_questions_ask_each_kind_equally():
+    asked = Counter(q.kind for _, found in balanced_questions("validation", 7) for q in found)
     assert asked == dict.fromkeys(KINDS, 7)
 
 
@@ -111,7 +111,7 @@ def test_things_are_drawn_where_and_as_they_are():
 
 
 def test_pack_keeps_one_row_a_thing():
-    things, background = pack(MANY[:2])
+    things, background = pack_scenes(MANY[:2])
     assert things.shape == (2, 12, 8)
     assert background.shape == (2, 19)
     assert (things[0, len(MANY[0].things) :] == 0).all()

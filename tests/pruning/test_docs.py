@@ -7,9 +7,8 @@ import pytest
 import torch
 from transformers import VipLlavaConfig, VipLlavaForConditionalGeneration
 
-import vlprune.methods
-import vlprune.models.base
 from tests.support import tiny_llava as tiny
+from tests.support.registries import isolated_registries
 from vlprune import DppOnly, attach, get_method
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -17,24 +16,36 @@ GREEDY = {"do_sample": False, "max_new_tokens": 6}
 
 
 def example(name):
-    """The names that the first Python block of a document defines."""
-    code = re.search(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.S).group(1)
-    assert len(code.splitlines()) < 40
+    """Run the Python blocks of a document, one after another."""
     names = {"__name__": "example"}
-    exec(compile(code, name, "exec"), names)
-    return names
+    for code in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.S):
+        assert len(code.splitlines()) < 40
+        exec(compile(code, name, "exec"), names)
 
 
-def test_adding_a_method(monkeypatch, model, processor, ragged):
-    monkeypatch.setattr(vlprune.methods, "_METHODS", dict(vlprune.methods._METHODS))
+@pytest.fixture(autouse=True)
+def _isolated():
+    with isolated_registries():
+        yield
+
+
+def test_adding_a_method(model, processor, ragged):
     example("adding-a-method.md")
     with attach(model, get_method("top_relevance", keep=9), processor=processor) as pruner:
         model.generate(**ragged, **GREEDY)
         for record in pruner.records:
-            assert sorted(record.relevance.topk(9).indices.tolist()) == record.kept.tolist()
+            assert sorted(record.ranking.topk(9).indices.tolist()) == record.kept.tolist()
     with attach(model, get_method("top_relevance", keep=9, every=4), processor=processor) as pruner:
         model.generate(**ragged, **GREEDY)
         assert set(pruner.last.kept.tolist()) == set(range(0, 36, 4))
+    for name, like in (("far_apart", "divprune"), ("half_way", "fastv")):
+        settings = {"layer": len(model.model.language_model.layers) // 2} if like == "fastv" else {}
+        kept = []
+        for method in (get_method(name, keep=9), get_method(like, keep=9, **settings)):
+            with attach(model, method, processor=processor) as pruner:
+                model.generate(**ragged, **GREEDY)
+                kept.append([record.kept.tolist() for record in pruner.records])
+        assert kept[0] == kept[1]
 
 
 @pytest.fixture
@@ -51,8 +62,7 @@ def vip(device):
     return model
 
 
-def test_adding_a_model(monkeypatch, vip, ragged):
-    monkeypatch.setattr(vlprune.models.base, "FAMILIES", list(vlprune.models.base.FAMILIES))
+def test_adding_a_model(vip, ragged):
     with pytest.warns(UserWarning, match="VipLlavaForConditionalGeneration has no family of its own"):
         attach(vip, DppOnly(keep=9)).detach()
     example("adding-a-model.md")

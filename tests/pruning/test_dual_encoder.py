@@ -7,7 +7,7 @@ from transformers import SiglipConfig, SiglipModel
 from tests.support import llava_reference as reference
 from tests.support import tiny_llava as tiny
 from vlprune import Script, attach
-from vlprune.pruning.question import DualEncoder, clip_text
+from vlprune.pruning.dual_encoder import DualEncoder, clip_text
 from vlprune.selection import relevance_scores, select_script
 
 KEEP = 9

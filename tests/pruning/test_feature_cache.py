@@ -6,9 +6,9 @@ import torch
 from tests.support import llava_reference as reference
 from tests.support import tiny_llava as tiny
 from vlprune import Random, Script, attach
-from vlprune.models import Vision
+from vlprune.models import EncodedImage
 from vlprune.pruning.feature_cache import FeatureCache, digest
-from vlprune.types import squares
+from vlprune.types import square_shape
 
 KEEP = 9
 GREEDY = {"do_sample": False, "max_new_tokens": 6}
@@ -124,10 +124,10 @@ def test_the_byte_limit(model, processor, device, runs):
 
 def test_the_cache_itself():
     cache = FeatureCache(limit=100)
-    shape = squares("image", "image", 4)
-    cache.put("big", Vision(shape, torch.zeros(100)))
+    shape = square_shape("image", "image", 4)
+    cache.put("big", EncodedImage(shape, torch.zeros(100)))
     assert len(cache) == 0
-    cache.put("a", Vision(shape, torch.zeros(4), torch.zeros(4)))
+    cache.put("a", EncodedImage(shape, torch.zeros(4), torch.zeros(4)))
     assert (len(cache), cache.nbytes) == (1, 32)
     assert cache.get("a").tower is not None
     assert cache.get("b") is None

@@ -8,7 +8,7 @@ import torch
 from tests.support import llava_reference as reference
 from tests.support import tiny_llava as tiny
 from vlprune import DppOnly, Script, attach
-from vlprune.pruning.question import clean
+from vlprune.pruning.question import clean_question
 
 KEEP = 9
 GREEDY = {"do_sample": False, "max_new_tokens": 3}
@@ -73,7 +73,7 @@ def test_format_hints_are_cut(model, processor, device):
     ],
 )
 def test_cleaning(text, question):
-    assert clean(text, ["<image>"]) == question
+    assert clean_question(text, ["<image>"]) == question
 
 
 @pytest.mark.parametrize("template", [CHATML, STRINGS])

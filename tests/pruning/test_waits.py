@@ -8,15 +8,15 @@ from tests.support.families.llava import LlavaNext, LlavaOnevision
 from tests.support.pretended_device import PLACE, Device, moved
 from vlprune import attach
 from vlprune.methods.base import Method
-from vlprune.models.base import family_of
-from vlprune.pruning.probe import probe
+from vlprune.models import family_of
+from vlprune.pruning.probe import merge_images
 from vlprune.types import Selection
 
 #: transformers counts an image's tokens and copies the number to the device, where nobody reads it; and we lay out
 #: the tower's states, by the same function.
 PACKING = ("in pack_image_features",)
 #: How many newlines stay depends on what was chosen.
-NEWLINES = "in _with_structure"
+NEWLINES = "in apply"
 
 
 class First(Method):
@@ -51,7 +51,7 @@ def one(single):
 def merging(model, inputs):
     inputs = dict(inputs)
     ids, _ = inputs.pop("input_ids"), inputs.pop("attention_mask")
-    return lambda: probe(model, family_of(model), ids, inputs)
+    return lambda: merge_images(model, family_of(model), ids, inputs)
 
 
 def test_the_plain_model_waits(one):

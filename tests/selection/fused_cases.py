@@ -8,8 +8,8 @@ import torch
 
 from vlprune import selection
 from vlprune.selection import fused, fusion, graph, use_fused
-from vlprune.selection.fused import device_errors as report
 from vlprune.selection.fused import replay
+from vlprune.selection.fused.device_errors import fault_word
 from vlprune.selection.fused.greedy import greedy
 from vlprune.selection.fused.token_table import measure
 from vlprune.selection.numerics import TIE
@@ -19,7 +19,6 @@ DEVICE = "cuda" if GPU else "cpu"
 RUNS = int(os.environ.get("VLPRUNE_RACES", "10"))  # more, to look for races in earnest
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 RULES = ["released", "supplement", "filter"]
-SETTINGS = {"tau": 0.3, "gamma": 5.0, "graph": "bipartite", "kernel": "s_prime", "rho": 0.5, "sign": 1}
 ROUNDING = TIE
 """How far float32 may be off, in a cosine or in v² on a scale where 1 is large: ties within it go either way."""
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
@@ -41,9 +40,15 @@ def image(seed, B, n, d, dtype=torch.float32):
     return x.to(DEVICE, dtype), torch.randn(B, 5, d, generator=g).to(DEVICE, dtype)
 
 
-def script(x, q, m, rule, **changes):
-    settings = SETTINGS | {"query_mask": None, "relevance": None} | changes
-    got = fused.select_script(x, q, m, fusion=rule, **settings)
+def fused_script(x, q, m, **settings):
+    """`select_script` by the fused kernels, on a CPU too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vlprune.selection.script.fused_for", lambda features: fused)
+        return selection.select_script(x, q, m, **settings)
+
+
+def script(x, q, m, rule, **settings):
+    got = fused_script(x, q, m, fusion=rule, **settings)
     with use_fused(False):
         return got, selection.select_script(x, q, m, fusion=rule, **settings)
 
@@ -157,6 +162,18 @@ def test_settings(graph_kind, kernel, sign, masked):
     assert torch.equal(matrix, matrix.mT)
 
 
+@pytest.mark.parametrize("rule", ["supplement", "filter"])
+def test_given_redundancy_and_own_thresholds(rule):
+    x, q = image(5, 2, 35 if not GPU else 200, 20)
+    with use_fused(False):
+        scores = graph.graph_scores(x, tau=0.1)
+    for change in ({"redundancy": scores}, {"tau": "otsu"}):
+        got, want = script(x, q, 8, rule, **change)
+        assert torch.equal(got.kept, want.kept)
+        assert torch.equal(got.order, want.order)
+        assert torch.equal(got.redundancy, want.redundancy) or "tau" in change
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", ["duplicates", "equal", "zero", "flat", "some zero"])
 def test_ties(case, rule):
@@ -199,14 +216,14 @@ def test_candidates(c):
 @pytest.mark.parametrize("limit", [0, 1 << 29])
 def test_what_fills_the_rest(rule, limit, monkeypatch):
     """A few directions and little noise: after them no token adds a tenth of what the first did."""
-    monkeypatch.setattr("vlprune.selection.fused.script.LIMIT", limit)
+    monkeypatch.setattr("vlprune.selection.fused.backend.MATRIX_BYTES", limit)
     for B, rows, columns, d, k in [(2, 5, 7, 16, 10), *([(5, 24, 24, 1024, 64), (1, 60, 48, 256, 320)] if GPU else [])]:
         n, g = rows * columns, torch.Generator().manual_seed(d)
         x = torch.randn(B, 6, d, generator=g)[:, torch.randint(6, (n,), generator=g)]
         x = (x + 0.02 * torch.randn(B, n, d, generator=g)).to(DEVICE, torch.float32)
         r = (0.5 + 0.5 * torch.rand(B, n, generator=g)).to(DEVICE)
         more = {"fusion": rule, "fill": 0.1, "grid": (rows, columns)}
-        got = fused.select_script(x, None, k, relevance=r, query_mask=None, **SETTINGS, **more)
+        got = fused_script(x, None, k, relevance=r, **more)
         with use_fused(False):
             want = selection.select_script(x, None, k, relevance=r, **more)
             filled = selection.select_script(x, None, k, relevance=r, fusion=rule)
@@ -216,7 +233,7 @@ def test_what_fills_the_rest(rule, limit, monkeypatch):
 
 
 def test_rows_made_on_demand(monkeypatch):
-    monkeypatch.setattr("vlprune.selection.fused.script.LIMIT", 0)
+    monkeypatch.setattr("vlprune.selection.fused.backend.MATRIX_BYTES", 0)
     for B, n, d, k in [(2, 40, 24, 12), *([(1, 5000, 256, 100), (2, 9000, 64, 40)] if GPU else [])]:
         x, q = image(n, B, n, d, torch.bfloat16)
         got, want = script(x, q, k, "supplement")
@@ -253,14 +270,22 @@ def test_faults_are_told_by_the_next_call_and_by_check():
     r = torch.rand(2, 20, device=DEVICE)
     bad, negative, kernel = x.clone(), r.clone(), torch.eye(6, device=DEVICE)[None].clone()
     bad[1, 7, 3], negative[0, 4], kernel[0, 2, 3] = torch.inf, -1.0, torch.nan
-    settings = SETTINGS | {"query_mask": None, "fusion": "supplement"}
+    rule = {"fusion": "supplement"}
+    wrong_scores = r.clone()
+    wrong_scores[1, 11] = torch.nan
+    empty = torch.tensor([[True] * 5, [False] * 5], device=DEVICE)
     off = torch.tensor([[0, 1, 99], [0, 1, 2]], device=DEVICE)
     for call, words in [
-        (lambda: fused.select_script(bad, q, 5, relevance=None, **settings).kept, "features .* batch 1, token 7"),
-        (lambda: fused.select_script(x, None, 5, relevance=negative, **settings).kept, "relevance .* batch 0, token 4"),
-        (lambda: fused.select_script(x, q * torch.nan, 5, relevance=None, **settings).kept, "query must be finite"),
-        (lambda: fused.greedy_map(kernel, 3, eps=1e-6, candidates=None), "kernel .* batch 0, row 2"),
-        (lambda: fused.greedy_map_features(x, r, 3, kind="s", eps=1e-6, candidates=off), "candidates .* batch 0"),
+        (lambda: fused_script(bad, q, 5, **rule).kept, "features at batch 1, token 7: must be finite"),
+        (lambda: fused_script(x, None, 5, relevance=negative, **rule).kept, "relevance at batch 0, token 4: must be"),
+        (lambda: fused_script(x, q * torch.nan, 5, **rule).kept, "query at batch .: must be finite"),
+        (lambda: fused_script(x, q, 5, query_mask=empty, **rule).kept, "query_mask without any True at batch 1"),
+        (lambda: fused_script(x, q, 5, redundancy=wrong_scores, **rule).kept, "scores at batch 1, token 11: must be"),
+        (lambda: fused.greedy_map(kernel, 3, eps=1e-6, candidates=None), "kernel at batch 0, row 2: must be"),
+        (
+            lambda: fused.greedy_map_features(x, r, 3, kind="s", eps=1e-6, candidates=off),
+            "candidates at batch 0: must be",
+        ),
     ]:
         kept = call()
         assert kept.min() >= 0
@@ -379,7 +404,7 @@ def test_however_many_programs_share_an_image(n, k, shares, made):
     if made == "from a matrix":
         source = {"kernel": fused.query_kernel(x, r, kind="s_prime")}
     else:
-        source = {"features": (x, measure(x, report.word(x.device), given=r)), "exact": False}
+        source = {"features": (x, measure(x, fault_word(x.device), given=r)), "exact": False}
     want = greedy(k, **source)[0]
     other, load = torch.cuda.Stream(), torch.randn(2048, 2048, device=DEVICE, dtype=torch.bfloat16)
     for share, jitter in itertools.product(shares, (False, True)):

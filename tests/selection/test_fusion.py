@@ -53,9 +53,9 @@ def test_the_three_rules_differ():
 def test_supplement_needs_exactly_2m_less_the_intersection():
     order, graph = torch.tensor([[5, 0, 3, 1]]), torch.tensor([[0, 1, 2]])
     assert fuse(order[:, :3], graph, 2, rule="supplement").tolist() == [[0, 3]]
-    with pytest.raises(ValueError, match="order must hold at least 3 ranks to supplement m=2, got 2"):
+    with pytest.raises(ValueError, match=r"order of shape \(1, 2\): must hold at least 3 ranks to supplement m=2"):
         fuse(order[:, :2], graph, 2, rule="supplement")
-    with pytest.raises(ValueError, match="graph_keep must hold at least m=2 tokens to supplement, got 1"):
+    with pytest.raises(ValueError, match=r"graph_keep of shape \(1, 1\): must hold at least m=2 tokens to supplement"):
         fuse(order, graph[:, :1], 2, rule="supplement")
 
 
@@ -76,14 +76,19 @@ def test_an_empty_batch_stays_empty():
         (
             {"rule": "union"},
             ValueError,
-            "rule must be one of 'released', 'supplement', 'filter', got 'union'",
+            "rule='union': choose from 'released', 'supplement', 'filter'",
         ),
-        ({"m": 0}, ValueError, "m must be from 1 to 3, the length of order, got 0"),
-        ({"m": 4}, ValueError, "m must be from 1 to 3, the length of order, got 4"),
-        ({"m": 1.0}, TypeError, "m must be an int, got 1.0"),
-        ({"order": torch.zeros(1, 3)}, TypeError, "order must be an int64 tensor, got torch.float32"),
-        ({"order": torch.tensor([1, 2])}, ValueError, r"order must have shape \(B, k\), got \(2,\)"),
-        ({"graph_keep": torch.tensor([[1], [2]])}, ValueError, r"graph_keep .* with B=1, got \(2, 1\)"),
+        ({"m": 0}, ValueError, "m=0: must be from 1 to 3, the length of order"),
+        ({"m": 4}, ValueError, "m=4: must be from 1 to 3, the length of order"),
+        ({"m": 1.0}, TypeError, "m=1.0: must be an int"),
+        ({"order": torch.zeros(1, 3)}, TypeError, "order of dtype torch.float32: must be an int64 tensor"),
+        ({"order": torch.zeros(1, 0).long()}, ValueError, r"order of shape \(1, 0\): must have at least one rank"),
+        ({"order": torch.tensor([1, 2])}, ValueError, r"order of shape \(2,\): must be \(B, k\)"),
+        (
+            {"graph_keep": torch.tensor([[1], [2]])},
+            ValueError,
+            r"graph_keep of shape \(2, 1\): must be \(B, g\) with B=1",
+        ),
     ],
 )
 def test_wrong_arguments(change, error, words):

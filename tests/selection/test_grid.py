@@ -52,9 +52,9 @@ def test_no_whole_grid_fits():
 
 def test_wrong_arguments():
     for wrong, words in {
-        (0, 3, 1): "rows must be from 1",
-        (3, 0, 1): "columns must be",
-        (3, 4, 13): "m must be",
+        (0, 3, 1): "rows=0: must be from 1",
+        (3, 0, 1): "columns=0: must be from 1",
+        (3, 4, 13): "m=13: must be from 1 to 12",
     }.items():
         with pytest.raises(ValueError, match=words):
             grid_cells(*wrong)

@@ -3,8 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import layers_reference
 from tests.support import selection_reference as reference
-from vlprune.selection import assign, dot_scores, group_means
+from vlprune.selection import assign, group_means
+from vlprune.selection.merge import density_peaks
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -63,32 +65,37 @@ def test_a_group_of_one_is_that_token_bit_for_bit():
 
 def test_wrong_arguments():
     x = tokens(2, 1, 4, 3)
-    with pytest.raises(ValueError, match="targets must be from 0 to 3, got 4"):
+    with pytest.raises(ValueError, match="targets=4: must be from 0 to 3"):
         assign(x, torch.tensor([[1, 4]]))
-    with pytest.raises(ValueError, match="groups must be from -1 to 1, got 2"):
+    with pytest.raises(ValueError, match="groups=2: must be from -1 to 1"):
         group_means(x, torch.tensor([[0, 1, 2, -1]]), 2)
-    with pytest.raises(ValueError, match="groups must have shape"):
+    with pytest.raises(ValueError, match=r"groups of shape \(1, 3\): must be \(B, n\) with B=1, n=4"):
         group_means(x, torch.tensor([[0, 1, 1]]), 2)
-    with pytest.raises(ValueError, match="count must be from 1 to 4"):
+    with pytest.raises(ValueError, match="count=5: must be from 1 to 4"):
         group_means(x, torch.zeros(1, 4, dtype=torch.int64), 5)
     x[0, 1, 2] = float("inf")
     for call in (lambda: assign(x, torch.tensor([[0]])), lambda: group_means(x, torch.tensor([[0, 0, 0, 0]]), 1)):
-        with pytest.raises(ValueError, match="features must be finite in float32, got inf at batch 0, token 1"):
+        with pytest.raises(ValueError, match="features=inf at batch 0, token 1, channel 2: must be finite in float32"):
             call()
 
 
-@EXACT
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 9), sign=st.sampled_from([1, -1]))
-def test_dot_scores(seed, n, sign):
-    x, query = tokens(seed, 2, n, 5), tokens(seed + 1, 2, 3, 5)
-    want = sign * torch.einsum("bnd,bd->bn", x.double(), query.double().mean(1))
-    torch.testing.assert_close(dot_scores(x, query, sign=sign).double(), want, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("n", [4, 7, 40])
+def test_density_peaks_equal_the_loop(n, count):
+    states = torch.randn(3, n, 6, generator=torch.Generator().manual_seed(n))
+    centres, cluster = density_peaks(states, count)
+    merged = group_means(states, cluster, count)
+    for points, c, k, m in zip(states.double(), centres.tolist(), cluster.tolist(), merged):
+        assert layers_reference.peaks(points, count) == (c, k)
+        for j in range(count):
+            torch.testing.assert_close(m[j], points[torch.tensor(k) == j].mean(0).float())
 
 
-def test_dot_scores_refuse_what_is_not_finite():
-    x, query = tokens(3, 2, 4, 5), tokens(4, 2, 1, 5)
-    with pytest.raises(ValueError, match="sign must be one of 1, -1"):
-        dot_scores(x, query, sign=0)
-    x[1, 2, 0] = float("nan")
-    with pytest.raises(ValueError, match="features must be finite in float32, got nan at batch 1, token 2, channel 0"):
-        dot_scores(x, query)
+def test_density_peaks_of_equal_and_of_distant_tokens():
+    centres, cluster = density_peaks(torch.ones(1, 5, 3), 2)
+    assert centres.tolist() == [[0, 1]]
+    assert cluster.tolist() == [[0, 1, 0, 0, 0]]
+    far = torch.randn(1, 20, 6, generator=torch.Generator().manual_seed(0)) * 1e4  # exp(-d²) would be 0 for all
+    near = far / 1e4
+    assert density_peaks(far, 3)[0].unique().numel() == 3
+    assert density_peaks(near[:, :1], 1)[1].tolist() == [[0]]

@@ -1,9 +1,10 @@
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import selection_reference as reference
-from vlprune.selection import relevance_scores
+from vlprune.selection import dot_scores, relevance_scores
 from vlprune.selection.numerics import unit_vectors
 from vlprune.selection.relevance import relevance_on_device, relevance_on_host
 
@@ -95,3 +96,24 @@ def test_images_are_scaled_one_by_one():
     together = relevance_scores(x, q)
     for b in range(3):
         assert torch.equal(relevance_scores(x[b : b + 1], q[b : b + 1]), together[b : b + 1])
+
+
+def tokens(seed, n, d):
+    return torch.randn(2, n, d, generator=torch.Generator().manual_seed(seed))
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 9), sign=st.sampled_from([1, -1]))
+def test_dot_scores(seed, n, sign):
+    x, query = tokens(seed, n, 5), tokens(seed + 1, 3, 5)
+    want = sign * torch.einsum("bnd,bd->bn", x.double(), query.double().mean(1))
+    torch.testing.assert_close(dot_scores(x, query, sign=sign).double(), want, rtol=1e-5, atol=1e-6)
+
+
+def test_dot_scores_refuse_what_is_not_finite():
+    x, query = tokens(3, 4, 5), tokens(4, 1, 5)
+    with pytest.raises(ValueError, match="sign=0: choose from 1, -1"):
+        dot_scores(x, query, sign=0)
+    x[1, 2, 0] = float("nan")
+    with pytest.raises(ValueError, match="features=nan at batch 1, token 2, channel 0: must be finite in float32"):
+        dot_scores(x, query)

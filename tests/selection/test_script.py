@@ -118,6 +118,23 @@ def test_given_relevance_takes_the_place_of_the_query():
     assert not torch.equal(select_script(x, None, 7, relevance=1 - r).kept, want.kept)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_given_redundancy_takes_the_place_of_the_graph(rule):
+    x, q = image(4)
+    scores = graph_scores(x, tau=0.1)
+    want = select_script(x, q, 7, tau=0.1, fusion=rule)
+    got = select_script(x, q, 7, fusion=rule, redundancy=scores.double())
+    assert torch.equal(got.kept, want.kept)
+    assert torch.equal(got.order, want.order)
+    assert torch.equal(got.relevance, want.relevance)
+    assert torch.equal(got.redundancy, scores)
+    if rule != "released":
+        assert not torch.equal(select_script(x, q, 7, fusion=rule, redundancy=-scores).kept, want.kept)
+        scores[1, 3] = torch.nan
+        with pytest.raises(ValueError, match="redundancy=nan at batch 1, token 3: must be finite in float32"):
+            select_script(x, q, 7, fusion=rule, redundancy=scores)
+
+
 def test_query_mask_is_used():
     x, q = image(5, lq=6)
     mask = torch.tensor([[True, True, False, False, True, False]] * 2)
@@ -176,53 +193,68 @@ class TestEdges:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"m": 41}, ValueError, "m must be from 1 to 40, the number of tokens, got 41"),
-        ({"m": 0}, ValueError, "m must be from 1 to 40, the number of tokens, got 0"),
-        ({"tau": 1.5}, ValueError, "tau must be from -1 to 1, got 1.5"),
-        ({"tau": "0.3"}, ValueError, "tau must be a cosine from -1 to 1, 'otsu' or 'quantile', got '0.3'"),
-        ({"tau": None}, TypeError, "tau must be a number, got None"),
-        ({"gamma": -1}, ValueError, "gamma must be at least 0, got -1"),
+        ({"m": 41}, ValueError, "m=41: must be from 1 to 40, the number of tokens"),
+        ({"m": 0}, ValueError, "m=0: must be from 1 to 40, the number of tokens"),
+        ({"tau": 1.5}, ValueError, "tau=1.5: a cosine, from -1 to 1"),
+        ({"tau": "0.3"}, ValueError, "tau='0.3': a cosine from -1 to 1, or 'otsu' or 'quantile'"),
+        ({"tau": None}, TypeError, "tau=None: must be a number"),
+        ({"gamma": -1}, ValueError, "gamma=-1: a number, at least 0"),
         (
             {"gamma": 200},
             ValueError,
-            r"gamma \* \(1 - tau\) must be at most 80 to stay finite, got 200 \* 0.7",
+            r"gamma=200 with tau=0.3: gamma \* \(1 - tau\) must be at most 80",
         ),
-        ({"graph": "knn"}, ValueError, "graph must be one of 'bipartite', 'full', 'random', got 'knn'"),
-        ({"kernel": "rbf"}, ValueError, "kernel must be one of 's_prime', 's', got 'rbf'"),
+        ({"graph": "knn"}, ValueError, "graph='knn': choose from 'bipartite', 'full', 'random'"),
+        ({"kernel": "rbf"}, ValueError, "kernel='rbf': choose from 's_prime', 's'"),
         (
             {"fusion": "and"},
             ValueError,
-            "fusion must be one of 'released', 'supplement', 'filter', got 'and'",
+            "fusion='and': choose from 'released', 'supplement', 'filter'",
         ),
-        ({"rho": 0.0}, ValueError, "rho must be above 0 and at most 1, got 0.0"),
-        ({"rho": 1.1}, ValueError, "rho must be from 0 to 1, got 1.1"),
-        ({"sign": 0}, ValueError, "sign must be one of 1, -1, got 0"),
-        ({"query": None}, ValueError, "Exactly one of query and relevance must be given"),
-        ({"relevance": torch.ones(2, 40)}, ValueError, "Exactly one of query and relevance must be given"),
+        ({"rho": 0.0}, ValueError, "rho=0.0: a share of the tokens, above 0"),
+        ({"rho": 1.1}, ValueError, "rho=1.1: a share of the tokens, from 0 to 1"),
+        ({"sign": 0}, ValueError, "sign=0: choose from 1, -1"),
+        ({"fill": 1.5}, ValueError, "fill=1.5: a share of what the first token adds, from 0 to 1"),
+        ({"grid": (5, 9)}, ValueError, r"grid=\(5, 9\): must hold the 40 tokens"),
+        (
+            {"redundancy": torch.ones(2, 39)},
+            ValueError,
+            r"redundancy of shape \(2, 39\): must be \(B, n\) with B=2, n=40",
+        ),
+        ({"query": None}, ValueError, "query and relevance: exactly one of them must be given"),
+        ({"relevance": torch.ones(2, 40)}, ValueError, "query and relevance: exactly one of them must be given"),
         (
             {"query": torch.ones(2, 48)},
             ValueError,
-            r"query must have shape \(B, l, d\) with B=2, d=48, got \(2, 48\)",
+            r"query of shape \(2, 48\): must be \(B, l, d\) with B=2, d=48",
         ),
-        ({"query": torch.ones(2, 3, 47)}, ValueError, r"query .* got \(2, 3, 47\)"),
-        ({"query": torch.ones(1, 3, 48)}, ValueError, r"query .* got \(1, 3, 48\)"),
-        ({"query": torch.ones(2, 0, 48)}, ValueError, "query must have at least one query token"),
-        ({"features": torch.ones(2, 0, 48)}, ValueError, "features must have at least one token"),
+        ({"query": torch.ones(2, 3, 47)}, ValueError, r"query of shape \(2, 3, 47\)"),
+        ({"query": torch.ones(1, 3, 48)}, ValueError, r"query of shape \(1, 3, 48\)"),
+        (
+            {"query": torch.ones(2, 0, 48)},
+            ValueError,
+            r"query of shape \(2, 0, 48\): must have at least one query token",
+        ),
+        (
+            {"features": torch.ones(2, 0, 48)},
+            ValueError,
+            r"features of shape \(2, 0, 48\): must have at least one token",
+        ),
         (
             {"features": torch.ones(40, 48)},
             ValueError,
-            r"features must have shape \(B, n, d\), got \(40, 48\)",
+            r"features of shape \(40, 48\): must be \(B, n, d\)",
         ),
         (
             {"query_mask": torch.ones(2, 4).bool()},
             ValueError,
-            r"query_mask must have shape \(2, 5\) like query",
+            r"query_mask of shape \(2, 4\): must be \(B, l\) with B=2, l=5",
         ),
-        ({"query_mask": torch.ones(2, 5)}, TypeError, "query_mask must be a bool tensor, got torch.float32"),
+        ({"query_mask": torch.ones(2, 5)}, TypeError, "query_mask of dtype torch.float32: must be a bool tensor"),
         (
             {"query_mask": torch.tensor([[True] * 5, [False] * 5])},
             ValueError,
-            "query_mask .* got none for batch 1",
+            "query_mask without any True at batch 1: must leave at least one query token",
         ),
     ],
 )
@@ -238,17 +270,17 @@ def test_wrong_arguments(change, error, words):
 def test_values_that_are_not_finite_are_pointed_at(bad):
     x, q = image(0)
     x[1, 7, 3] = bad
-    with pytest.raises(
-        ValueError, match=f"features must be finite in float32, got {bad} at batch 1, token 7, channel 3"
-    ):
+    with pytest.raises(ValueError, match=f"features={bad} at batch 1, token 7, channel 3: must be finite in float32"):
         select_script(x, q, 3)
     x, q = image(0)
     q[0, 2, 1] = bad
-    with pytest.raises(ValueError, match=f"query must be finite .*, got {bad} at batch 0, query token 2, channel 1"):
+    with pytest.raises(
+        ValueError, match=f"query={bad} at batch 0, query token 2, channel 1: must be finite in float32"
+    ):
         select_script(x, q, 3)
-    with pytest.raises(ValueError, match=f"scores must be finite in float32, got {bad} at batch 0, token 1"):
+    with pytest.raises(ValueError, match=f"scores={bad} at batch 0, token 1: must be finite in float32"):
         graph_keep(torch.tensor([[0.0, bad]]), 1)
-    with pytest.raises(ValueError, match="features must be finite in float32, got inf at batch 0, token 0, channel 1"):
+    with pytest.raises(ValueError, match="features=inf at batch 0, token 0, channel 1: must be finite in float32"):
         graph_scores(torch.tensor([[[1.0, 1e300]]], dtype=torch.float64))
 
 

@@ -33,15 +33,15 @@ def test_zeros_and_an_empty_batch():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match="k must be from 0 to 3, the number of tokens, got 4"):
+    with pytest.raises(ValueError, match="k=4: must be from 0 to 3, the number of tokens"):
         highest(torch.zeros(1, 3), 4)
-    with pytest.raises(ValueError, match="scores must be finite in float32, got inf at batch 0, token 1"):
+    with pytest.raises(ValueError, match="scores=inf at batch 0, token 1: must be finite in float32"):
         highest(torch.tensor([[0.0, float("inf")]]), 1)
-    with pytest.raises(TypeError, match="scores must be a floating-point tensor"):
+    with pytest.raises(TypeError, match=r"scores of dtype torch\.int64: must be a floating-point tensor"):
         highest(torch.zeros(1, 3, dtype=torch.int64), 1)
-    with pytest.raises(TypeError, match="chosen must be an int64 tensor"):
+    with pytest.raises(TypeError, match=r"chosen of dtype torch\.float32: must be an int64 tensor"):
         remaining(torch.zeros(1, 3), 5)
-    with pytest.raises(ValueError, match="n must be from 3"):
+    with pytest.raises(ValueError, match="n=2: must be from 3"):
         remaining(torch.tensor([[0, 1, 2]]), 2)
 
 

@@ -1,13 +1,10 @@
-import io
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from vlprune.cli.tables import answer_table, cost_table
 from vlprune.record import Record
-from vlprune.show import Mark, contact_sheet, picture, save_contact_sheet, save_picture
+from vlprune.show import Mark, draw_contact_sheet, draw_picture, save_contact_sheet, save_picture
 
 SIDE = 6
 
@@ -30,25 +27,25 @@ def panels(figure):
 
 
 def test_four_panels(image):
-    drawn = picture(image, record())
+    drawn = draw_picture(image, record())
     assert panels(drawn) == ["image", "redundancy", "relevance to the question", "kept 5 of 36"]
     assert drawn.subfigs[0].get_suptitle() == "what is it?"
 
 
 def test_a_method_without_scores_has_two(image):
-    assert panels(picture(image, record(redundancy=None, relevance=None, order=None))) == ["image", "kept 5 of 36"]
+    assert panels(draw_picture(image, record(redundancy=None, relevance=None, order=None))) == ["image", "kept 5 of 36"]
 
 
 def test_maps_show_the_scores_where_they_lie(image):
     scores = torch.arange(36.0)
-    drawn = picture(image, record(relevance=scores))
+    drawn = draw_picture(image, record(relevance=scores))
     shown = drawn.axes[2].get_images()[1]
     assert np.array_equal(shown.get_array(), scores.view(6, 6).numpy())
     assert shown.get_extent() == [0, 96, 96, 0]
 
 
 def test_kept_tokens_are_framed_in_place_and_numbered_in_order(image):
-    kept = next(axes for axes in picture(image, record()).axes if "kept" in axes.get_title(loc="left"))
+    kept = next(axes for axes in draw_picture(image, record()).axes if "kept" in axes.get_title(loc="left"))
     corners = [(patch.get_x(), patch.get_y()) for patch in kept.patches]
     assert corners == [(16 * (i % SIDE), 16 * (i // SIDE)) for i in (0, 7, 14, 20, 35)]
     numbers = {text.get_text(): text.get_position() for text in kept.texts}
@@ -60,7 +57,7 @@ def test_kept_tokens_are_framed_in_place_and_numbered_in_order(image):
 
 
 def test_rows_titles_marks(image):
-    drawn = picture(image, [record(), record()], titles=["one $x$", "two"], marks=[[Mark(3, 4, 5)], []])
+    drawn = draw_picture(image, [record(), record()], titles=["one $x$", "two"], marks=[[Mark(3, 4, 5)], []])
     assert [strip.get_suptitle() for strip in drawn.subfigs] == [r"one \$x\$", "two"]
     assert len(panels(drawn)) == 8
     assert len(drawn.axes[0].patches) == 2
@@ -79,24 +76,24 @@ def test_files(image, tmp_path, ending):
 
 
 def test_low_precision_scores(image):
-    picture(image, record(relevance=torch.rand(36).bfloat16()))
+    draw_picture(image, record(relevance=torch.rand(36).bfloat16()))
 
 
 def test_wrong_input(image):
     with pytest.raises(ValueError, match="records is empty"):
-        picture(image, [])
+        draw_picture(image, [])
     with pytest.raises(ValueError, match="titles has 1 entries for 2 records"):
-        picture(image, [record(), record()], titles=["one"])
+        draw_picture(image, [record(), record()], titles=["one"])
 
 
 def test_a_ranking_is_a_map_too(image):
     ranked = record(redundancy=None, relevance=None, ranking=torch.rand(36))
-    assert panels(picture(image, ranked)) == ["image", "score to rank by", "kept 5 of 36"]
+    assert panels(draw_picture(image, ranked)) == ["image", "score to rank by", "kept 5 of 36"]
 
 
 def test_a_contact_sheet_has_a_panel_for_each_method(image):
     records = {f"m{i}": record(relevance=None, redundancy=None) for i in range(7)}
-    drawn = contact_sheet(image, records, title="what?", titles={"": "all → $5", "m3": "m3\n5 tokens → red"})
+    drawn = draw_contact_sheet(image, records, title="what?", titles={"": "all → $5", "m3": "m3\n5 tokens → red"})
     assert panels(drawn) == [r"all → \$5", "m0", "m1", "m2", "m3\n5 tokens → red", "m4", "m5", "m6"]
     assert drawn.get_suptitle() == "what?"
     kept = drawn.axes[1]
@@ -114,7 +111,7 @@ def test_a_contact_sheet_draws_shared_scores_once(image):
         "c": record(redundancy=None, relevance=shared.clone(), ranking=own),
         "d": record(redundancy=None, relevance=None),
     }
-    drawn = contact_sheet(image, records)
+    drawn = draw_contact_sheet(image, records)
     assert panels(drawn)[5:] == [
         "relevance to the question:\na, c",
         "relevance to the question:\nb",
@@ -129,15 +126,4 @@ def test_contact_sheets_as_files(image, tmp_path):
         save_contact_sheet(tmp_path / f"out.{ending}", image, {"a": record()})
         assert (tmp_path / f"out.{ending}").stat().st_size > 1000
     with pytest.raises(ValueError, match="records is empty"):
-        contact_sheet(image, {})
-
-
-def test_tables():
-    from rich.console import Console
-
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(answer_table([("what ?", "red"), ("how ?", "3")], [("red", "blue"), ("3", "")], ("all", "few")))
-    console.print(cost_table([("all", {"LLM FLOPs": "3 T"}), ("few", {"total": "1.5"})]))
-    text = console.export_text()
-    for piece in ("✓ red", "✗ blue", "✗ (nothing)", "3 T", "1.5", "two per multiply-add"):
-        assert piece in text
+        draw_contact_sheet(image, {})

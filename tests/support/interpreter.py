@@ -1,4 +1,4 @@
-"""Triton kernels on a CPU."""
+"""Runs Triton kernels on a CPU."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-def interpreted(module):
+def run_interpreted(module):
     """Run a test module as a program in which Triton interprets its kernels: that is decided when it is imported."""
     pytest.importorskip("triton")
     surroundings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

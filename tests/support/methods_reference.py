@@ -6,6 +6,8 @@ kept tokens in prompt order, and a dictionary from places in that list to the em
 
 import math
 
+import torch
+
 TIE = 2e-6
 
 
@@ -62,9 +64,8 @@ def graph_only(tokens, m, tau, gamma):
     return sorted(ranked([-score for score in scores])[:m])
 
 
-def cdpruner(tokens, image, question, sign, m):
-    """Greedy MAP on r_i cos_ij r_j, with the vectors u that make it exact."""
-    r = relevance(image, question, sign)
+def greedy_map(tokens, r, m):
+    """m tokens in order of choice: greedy MAP on r_i cos_ij r_j, with the vectors u that make it exact."""
     n = len(tokens)
     kernel = [[r[i] * cosine(tokens[i], tokens[j]) * r[j] for j in range(n)] for i in range(n)]
     v2, u, chosen = [kernel[i][i] for i in range(n)], [[] for _ in range(n)], []
@@ -77,6 +78,26 @@ def cdpruner(tokens, image, question, sign, m):
                 v2[i] -= e * e
         chosen.append(j)
     return chosen
+
+
+def cdpruner(tokens, image, question, sign, m):
+    return greedy_map(tokens, relevance(image, question, sign), m)
+
+
+def dpp_only(tokens, m):
+    return greedy_map(tokens, [1.0] * len(tokens), m)
+
+
+def script(tokens, image, question, sign, m):
+    """As the paper has it: the graph's choice among the first m of the greedy, topped up from the next ones."""
+    order = greedy_map(tokens, relevance(image, question, sign), min(2 * m, len(tokens)))
+    agreed = set(graph_only(tokens, m, tau=0.3, gamma=5.0))
+    both = [token for token in order[:m] if token in agreed]
+    return sorted([*both, *order[m:]][:m])
+
+
+def random(n, m, seed):
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed * 1_000_003 + n))[:m].tolist()
 
 
 def script_released(tokens, image, question, sign, m):

@@ -37,6 +37,19 @@ def graph_keep(scores, keep):
     return sorted(sorted(range(len(scores)), key=lambda i: (scores[i], i))[:keep])
 
 
+def ascending(values):
+    """The indices from the smallest value to the largest; a run of values close to their neighbours goes by index."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    runs = []
+    for i in order:
+        size = max(1.0, abs(values[i]), abs(values[runs[-1][-1]])) if runs else 1.0
+        if runs and values[i] - values[runs[-1][-1]] <= TIE * size:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return [i for run in runs for i in sorted(run)]
+
+
 def relevance_scores(tokens, query, mask=None, sign=1):
     used = [q for q, on in zip(query, mask or [True] * len(query)) if on]
     mean = [sum(column) / len(used) for column in zip(*used)]

@@ -1,4 +1,4 @@
-"""What a CUDA graph does, on any device: the operations of one run, done again on the same memory, without Python.
+"""A stand-in for CUDA graphs on any device: the operations of one run, done again on the same memory, without Python.
 
 A value that was read from a tensor, or computed by Python, is what it was when the tape was made; so a test with
 this capture fails where a captured function depends on one.
@@ -9,10 +9,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+#: Operations that read a value on the host, which a capture does not permit.
 READS = ("aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::is_nonzero", "aten::equal")
 
 
 class Tape(TorchDispatchMode):
+    """Records every operation that runs inside it."""
+
     def __init__(self):
         super().__init__()
         self.calls = []
@@ -25,7 +28,7 @@ class Tape(TorchDispatchMode):
         return out
 
     def play(self, result):
-        """Do it again; tensors that were made then are made anew, all others are the same memory."""
+        """Run the operations again; tensors that were made then are made anew, all others are the same memory."""
         now = {}
 
         def fresh(tensor):
@@ -39,8 +42,8 @@ class Tape(TorchDispatchMode):
         return tree_map_only(Tensor, fresh, result)
 
 
-def taped(function):
-    """A capture, as `vlprune.cuda_graphs.capture` understands it."""
+def capture_on_tape(function):
+    """Capture a function on a tape: a `vlprune.cuda_graphs.capture.Capture`."""
     function()
     tape = Tape()
     with tape:

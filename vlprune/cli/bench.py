@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from vlprune.budget import Budget
+from vlprune.cli.files import check_output_path
+from vlprune.cli.options import DEFAULT_KEEP, parse_method, split_list
+from vlprune.cli.terminal import console, progress_bar
 from vlprune.errors import UserError
-from vlprune.evaluation.load_model import load
+from vlprune.evaluation.load_model import load_model, pick_device
+from vlprune.evaluation.one_question import prepare_inputs
 
 if TYPE_CHECKING:
+    from vlprune.measure.efficiency import EfficiencyReport
     from vlprune.methods import Method
 
 QUESTION = "what is to be seen in this image?"
@@ -34,7 +39,9 @@ def bench(
     text: Annotated[int, typer.Option(min=2, help="Words around the image, with --random-weights.")] = 64,
     new: Annotated[int, typer.Option(min=1, help="New tokens.")] = 32,
     batch: Annotated[int, typer.Option(min=1, help="Rows, with --random-weights.")] = 1,
-    graphs: Annotated[bool, typer.Option("--graphs", help="Run the LLM as CUDA graphs, in all rows.")] = False,
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="Run the LLM as CUDA graphs, in all rows.")
+    ] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="The same, its layers compiled first.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often each row is timed.")] = 10,
     clip: Annotated[
@@ -46,61 +53,59 @@ def bench(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
 ) -> None:
     """Measure what pruning saves: tokens, operations, milliseconds, memory."""
-    from vlprune.cli.app import output_path
     from vlprune.errors import UnsupportedModel
 
     for path in (out_json, out_markdown):
         if path is not None:
-            output_path(path, model, clip, force=force)
-    chosen = _methods(methods, keep, per_tile, per_frame)
-    way: bool | str = "compile" if compiled else graphs
+            check_output_path(path, model, clip, force=force)
+    chosen = parse_methods(methods, keep, per_tile, per_frame)
+    options = {"cuda_graphs": "compile" if compiled else cuda_graphs, "new_tokens": new, "repeats": repeats}
     try:
-        if random_weights:
-            report = _run(chosen, way, new, repeats, model, *_random(model, text, batch, device))
-        else:
-            report = _run(chosen, way, new, repeats, model, *_loaded(model, clip, device))
+        subject = _random_model(model, text, batch, device) if random_weights else _real_model(model, clip, device)
+        report = _measure(model, subject, chosen, options)
     except UnsupportedModel as error:
         raise UserError(f"--model {model}: {error}") from error
-    from vlprune.cli.app import _console
-
-    _console().print(report.to_table())
+    console().print(report.to_table())
     if out_json is not None:
         out_json.write_text(json.dumps(report.to_json(), indent=1) + "\n")
     if out_markdown is not None:
         out_markdown.write_text(report.to_markdown())
 
 
-def _methods(names: str, keep: str | None, per_tile: int | None, per_frame: int | None) -> list[Method]:
+def parse_methods(names: str, keep: str | None, per_tile: int | None, per_frame: int | None) -> list[Method]:
     """Every method with every budget."""
-    from vlprune.cli.app import _method
-
-    budgets: list[str | Budget] = [part.strip() for part in (keep or "").split(",") if part.strip()]
+    budgets: list[str | Budget] = [*split_list(keep or "")]
     if per_tile is not None or per_frame is not None:
         budgets.append(Budget(per_tile=per_tile, per_frame=per_frame))
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    wanted = split_list(names)
     if not wanted:
         raise UserError(f"--methods {names}: name at least one.")
-    return [_method(name, budget) for name in wanted for budget in budgets or ["64"]]
+    return [parse_method(name, budget) for name in wanted for budget in budgets or [str(DEFAULT_KEEP)]]
 
 
-def _random(name: str, text: int, batch: int, device: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """A published architecture, a prompt for it, and nothing more for `attach`."""
-    from vlprune.evaluation.load_model import _device
-    from vlprune.measure.architectures import architecture
+class _Subject(NamedTuple):
+    """A model, a prompt for it, and what `attach` takes beside the method."""
+
+    model: Any
+    inputs: dict[str, Any]
+    attaching: dict[str, Any]
+
+
+def _random_model(name: str, text: int, batch: int, device: str) -> _Subject:
+    """A published architecture with random weights."""
+    from vlprune.measure.architectures import get_architecture
 
     try:
-        one = architecture(name)
+        one = get_architecture(name)
     except ValueError as error:
         raise UserError(f"--random-weights --model {name}: {str(error).partition(': ')[2]}") from error
-    model = one.build(str(_device(device)))
-    return model, one.inputs(model, text, batch), {}
+    model = one.build(str(pick_device(device)))
+    return _Subject(model, one.inputs(model, text, batch), {})
 
 
-def _loaded(name: str, clip: str | None, device: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """A model with its processor, a prompt about one image, and what `attach` takes for it."""
-    from vlprune.evaluation import one_question as asking
-
-    loaded = load(name, clip, device)
+def _real_model(name: str, clip: str | None, device: str) -> _Subject:
+    """A model with its processor, and a question about one image."""
+    loaded = load_model(name, clip, device)
     question, image = QUESTION, _noise()
     if name == "pocket":
         from vlprune import pocket
@@ -108,8 +113,9 @@ def _loaded(name: str, clip: str | None, device: str) -> tuple[Any, dict[str, An
 
         (scene,) = pocket.scenes("test", 1)
         question, image = pocket.questions(scene, ["digit"])[0].text, images([scene])[0]
-    inputs = asking.prepare(loaded, image, question)
-    return loaded.model, inputs, {"processor": loaded.processor, "query": question, "dual_encoder": loaded.clip}
+    inputs = prepare_inputs(loaded, image, question)
+    attaching = {"processor": loaded.processor, "query": question, "dual_encoder": loaded.clip}
+    return _Subject(loaded.model, inputs, attaching)
 
 
 def _noise(size: int = 672) -> Any:
@@ -120,36 +126,15 @@ def _noise(size: int = 672) -> Any:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8))
 
 
-def _run(
-    methods: Sequence[Method],
-    graphs: bool | str,
-    new: int,
-    repeats: int,
-    name: str,
-    model: Any,
-    inputs: dict[str, Any],
-    attaching: dict[str, Any],
-) -> Any:
-    import sys
+def _measure(name: str, subject: _Subject, methods: Sequence[Method], options: dict[str, Any]) -> EfficiencyReport:
+    """The report of all methods, made under a progress bar."""
+    from vlprune.measure.efficiency import count_generate_calls, measure_efficiency
 
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from vlprune.measure import efficiency as measuring
-
-    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task(f"measuring {name}", total=measuring.calls(methods, repeats))
+    model, inputs, attaching = subject
+    with progress_bar() as progress:
+        task = progress.add_task(f"measuring {name}", total=count_generate_calls(methods, options["repeats"]))
+        options = {**options, "name": name, "tick": lambda: progress.advance(task)}
         try:
-            return measuring.bench(
-                model,
-                inputs,
-                methods,
-                name=name,
-                cuda_graphs=graphs,
-                new_tokens=new,
-                repeats=repeats,
-                tick=lambda: progress.advance(task),
-                **attaching,
-            )
+            return measure_efficiency(model, inputs, methods, **options, **attaching)
         except ValueError as error:  # a budget or setting that does not go with this model
             raise UserError(f"--methods: {error}") from error

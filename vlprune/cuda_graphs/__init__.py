@@ -1,4 +1,4 @@
-"""The LLM's prefill and decoding steps as CUDA graphs, for a model with or without pruning.
+"""CUDA graphs of the LLM's prefill and decoding steps, for a model with or without pruning.
 
 Below about a thousand tokens a prefill in plain transformers takes as long as the CPU needs to launch its kernels,
 however many tokens were dropped. A graph is launched once.
@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vlprune.cuda_graphs.graphed import GraphedModel
+    from vlprune.cuda_graphs.graphed_model import GraphedModel
 
-__all__ = ["GraphedModel", "with_graphs"]
+__all__ = ["GraphedModel", "use_cuda_graphs"]
 
 
-def with_graphs(model: Any, cuda_graphs: bool | str) -> GraphedModel | None:
-    """What `attach(..., cuda_graphs=)` asks for: nothing, graphs (True), or graphs of compiled layers ("compile").
+def use_cuda_graphs(model: Any, cuda_graphs: bool | str) -> GraphedModel | None:
+    """Start what `attach(..., cuda_graphs=)` asks for: nothing (False), graphs (True), or compiled graphs ("compile").
 
-    >>> with_graphs(None, "fast")
+    >>> use_cuda_graphs(None, "fast")
     Traceback (most recent call last):
     ...
     ValueError: cuda_graphs='fast': choose from False, True and 'compile'.
@@ -26,14 +26,14 @@ def with_graphs(model: Any, cuda_graphs: bool | str) -> GraphedModel | None:
         raise ValueError(f"cuda_graphs={cuda_graphs!r}: choose from False, True and 'compile'.")
     if not cuda_graphs:
         return None
-    from vlprune.cuda_graphs.graphed import GraphedModel
+    from vlprune.cuda_graphs.graphed_model import GraphedModel
 
     return GraphedModel(model, compile=cuda_graphs == "compile")
 
 
 def __getattr__(name: str) -> Any:
     if name == "GraphedModel":  # transformers' caches take seconds to load
-        from vlprune.cuda_graphs.graphed import GraphedModel
+        from vlprune.cuda_graphs.graphed_model import GraphedModel
 
         return GraphedModel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

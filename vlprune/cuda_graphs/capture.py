@@ -1,4 +1,4 @@
-"""Run a function now, and again and again as one launch."""
+"""Capture of functions as CUDA graphs, compilation of a decoder's layers, and what a captured graph depends on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import nn
 
 from vlprune.pruning.patched_attributes import patched_attributes
 
-#: Takes a function of no arguments, and gives one that does the same to the same memory.
+#: Takes a function of no arguments, and returns one that does the same to the same memory.
 Capture = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 
-class CudaGraphs:
+class CudaGraphCapture:
     """Captures functions as CUDA graphs that share one pool of memory: one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
@@ -25,9 +25,9 @@ class CudaGraphs:
 
     def __call__(self, function: Callable[[], Any]) -> Callable[[], Any]:
         with torch.cuda.device(self._device):
-            return self._captured(function)
+            return self._capture(function)
 
-    def _captured(self, function: Callable[[], Any]) -> Callable[[], Any]:
+    def _capture(self, function: Callable[[], Any]) -> Callable[[], Any]:
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
         with torch.cuda.stream(side):
@@ -45,82 +45,87 @@ class CudaGraphs:
         return replay
 
 
-def direct(function: Callable[[], Any]) -> Callable[[], Any]:
-    """No capture: the function itself. For tests, on any device."""
+def no_capture(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the function itself: for tests, on any device."""
     return function
 
 
-class Compiled:
-    """The decoder's layers, compiled once for all of them: inside `with compiled.layers(cache)` they run so, as do
-    its positions and its last norm.
+class CompiledLayers:
+    """A decoder's layers, compiled once for all of them; they run so inside `with compiled_layers.installed(cache)`.
 
-    A layer differs from its neighbour in its weights, its number and its part of the cache. Weights are inputs of what
-    is compiled; so that the rest is, too, each layer is given its own slots as the whole cache, and is number 0.
+    The decoder's rotary embedding and last norm are compiled too. A layer differs from its neighbour in its weights,
+    its number and its part of the cache. Weights are inputs of what is compiled; so that the rest is, too, each layer
+    is given its own part as the whole cache, and is number 0.
     """
 
     def __init__(self, decoder: Any, backend: str = "inductor") -> None:
         self._decoder = decoder
-        self.calls = torch.compile(_call, backend=backend)
+        self._compiled_call = torch.compile(_call, backend=backend)
 
     @contextmanager
-    def layers(self, cache: Any) -> Iterator[None]:
+    def installed(self, cache: Any) -> Iterator[None]:
+        """Inside, the decoder's layers run compiled, on this cache."""
         with ExitStack() as stack:
             stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
-            for part in (getattr(self._decoder, name, None) for name in ("rotary_emb", "norm")):
-                if part is not None:
-                    stack.enter_context(
-                        patched_attributes(part, {"forward": functools.partial(self.calls, type(part).forward, part)})
-                    )
-            for layer, slots in zip(self._decoder.layers, cache.layers):
-                stack.enter_context(patched_attributes(layer, {"forward": self._forward(layer, layer.forward, slots)}))
-                for part in layer.children():
-                    if isinstance(part.__dict__.get("layer_idx"), int):
-                        stack.enter_context(patched_attributes(part, {"layer_idx": 0}))
+            for module in (getattr(self._decoder, name, None) for name in ("rotary_emb", "norm")):
+                if module is not None:
+                    compiled = functools.partial(self._compiled_call, type(module).forward, module)
+                    stack.enter_context(patched_attributes(module, {"forward": compiled}))
+            for layer, layer_cache in zip(self._decoder.layers, cache.layers):
+                forward = self._layer_forward(layer, layer.forward, layer_cache)
+                stack.enter_context(patched_attributes(layer, {"forward": forward}))
+                for child in layer.children():
+                    if isinstance(child.__dict__.get("layer_idx"), int):
+                        stack.enter_context(patched_attributes(child, {"layer_idx": 0}))
             yield
 
-    def _forward(self, layer: Any, plain: Any, slots: Any) -> Callable[..., Any]:
-        kind = type(layer).forward
+    def _layer_forward(self, layer: Any, original: Any, layer_cache: Any) -> Callable[..., Any]:
+        class_forward = type(layer).forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("past_key_values") is None:
-                return plain(*args, **kwargs)
-            return self.calls(kind, layer, *args, **{**kwargs, "past_key_values": slots})
+                return original(*args, **kwargs)
+            return self._compiled_call(class_forward, layer, *args, **{**kwargs, "past_key_values": layer_cache})
 
         return forward
 
 
-def _call(kind: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return kind(*args, **kwargs)
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
-class Inspected(NamedTuple):
-    """`stamp` changes when a weight moves: graphs read the weights where they were (and see what is written there).
-    `hooked`: somebody else than transformers (which collects outputs so) has hooks inside, which a replay passes by."""
+class ModuleState(NamedTuple):
+    """What a captured graph depends on.
 
-    stamp: Hashable
+    `weight_addresses` changes when a weight moves: graphs read the weights where they were (and see what is written
+    there). `hooked`: somebody else than transformers (which collects outputs so) has hooks inside, which a replay would
+    not call.
+    """
+
+    weight_addresses: Hashable
     hooked: bool
 
 
-def inspect(module: nn.Module) -> Inspected:
-    """What a replay depends on, in one walk: it is taken before each of them, and `nn.Module`'s own are slow.
+def inspect_module(module: nn.Module) -> ModuleState:
+    """Weight addresses and hooks of a module, in one walk: `nn.Module`'s own are too slow to be taken for each replay.
 
     >>> layer = nn.Sequential(nn.Linear(2, 2))
-    >>> before = inspect(layer)
+    >>> before = inspect_module(layer)
     >>> layer[0].weight = nn.Parameter(torch.ones(2, 2))
-    >>> inspect(layer).stamp == before.stamp, inspect(layer).hooked
+    >>> inspect_module(layer).weight_addresses == before.weight_addresses, inspect_module(layer).hooked
     (False, False)
     """
-    places: list[int] = []
-    hooked, parts, seen = False, [module], {module}
-    for part in parts:  # which grows
-        for child in part._modules.values():
+    addresses: list[int] = []
+    hooked, modules, seen = False, [module], {module}
+    for one in modules:  # which grows
+        for child in one._modules.values():
             if child is not None and child not in seen:
                 seen.add(child)
-                parts.append(child)
-        for weight in part._parameters.values():
+                modules.append(child)
+        for weight in one._parameters.values():
             if weight is not None:
-                places.append(weight.data_ptr())
-        if (part._forward_hooks or part._forward_pre_hooks) and part is not module:
-            hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+                addresses.append(weight.data_ptr())
+        if (one._forward_hooks or one._forward_pre_hooks) and one is not module:
+            hooks = (*one._forward_hooks.values(), *one._forward_pre_hooks.values())
             hooked |= any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
-    return Inspected(hash(tuple(places)), hooked)
+    return ModuleState(hash(tuple(addresses)), hooked)

@@ -1,4 +1,4 @@
-"""What `vlprune.cuda_graphs.fused_attention` and `vlprune.cuda_graphs.fused_norm_mlp` run on a GPU, in Triton."""
+"""Triton kernels of `vlprune.cuda_graphs.fused_attention` and `vlprune.cuda_graphs.fused_norm_mlp`."""
 
 # mypy: disallow-untyped-defs=False
 
@@ -12,17 +12,17 @@ from torch import Tensor
 
 @triton.jit
 def _rotate(x, y, cos, sin):
-    """Halves of vectors, turned: in float32, rounded once."""
+    """Rotate vectors given by their halves x and y: in float32, rounded once."""
     a, b, c, s = x.to(tl.float32), y.to(tl.float32), cos.to(tl.float32), sin.to(tl.float32)
     return (a * c - b * s).to(x.dtype), (b * c + a * s).to(x.dtype)
 
 
 @triton.jit
-def _attend(
+def _attention_kernel(
     PRODUCT, COS, SIN, KEYS, VALUES, OUT, n, width, turn, slots, scale,
     HEADS: tl.constexpr, FEW: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. A block of keys is turned by each that looks at it, and stored by one."""
+    """One block of queries of one head. A block of keys is rotated by each that looks at it, and stored by one."""
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # those with most to do begin
     head, batch = tl.program_id(1), tl.program_id(2)
     kind = head // (HEADS // FEW)
@@ -64,24 +64,25 @@ def _attend(
     tl.store(OUT + (batch.to(tl.int64) * n + rows) * (HEADS * D) + head * D + wide, out.to(OUT.dtype.element_ty), real)
 
 
-def launch(product: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    product, cos, sin = product.contiguous(), cos.contiguous(), sin.contiguous()
-    (batch, n, width), (_, few, slots, d) = product.shape, keys.shape
-    heads = width // d - 2 * few
-    out = product.new_empty(batch, n, heads * d)
+def launch_attention(qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """`vlprune.cuda_graphs.fused_attention.fused_attention` on a GPU."""
+    qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
+    (batch, n, width), (_, key_heads, slots, d) = qkv.shape, keys.shape
+    heads = width // d - 2 * key_heads
+    out = qkv.new_empty(batch, n, heads * d)
     rows, warps = (64, 4) if n <= 256 else (128, 8)
     grid = (triton.cdiv(n, rows), heads, batch)
     turn = n * d if len(cos) > 1 else 0
-    _attend[grid](
-        product, cos, sin, keys, values, out, n, width, turn, slots, scale * 1.4426950408889634,
-        HEADS=heads, FEW=few, D=d, ROWS=rows, COLUMNS=64, num_warps=warps, num_stages=2,
+    _attention_kernel[grid](
+        qkv, cos, sin, keys, values, out, n, width, turn, slots, scale * 1.4426950408889634,
+        HEADS=heads, FEW=key_heads, D=d, ROWS=rows, COLUMNS=64, num_warps=warps, num_stages=2,
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _norm(X, WEIGHT, OUT, d, eps, BLOCK: tl.constexpr):
-    """One row."""
+def _rms_norm_kernel(X, WEIGHT, OUT, d, eps, BLOCK: tl.constexpr):
+    """RMS norm of one row."""
     row = tl.program_id(0).to(tl.int64) * d
     at = tl.arange(0, BLOCK)
     there = at < d
@@ -92,18 +93,19 @@ def _norm(X, WEIGHT, OUT, d, eps, BLOCK: tl.constexpr):
     tl.store(OUT + row + at, x.to(OUT.dtype.element_ty), there)
 
 
-def launch_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def launch_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`vlprune.cuda_graphs.fused_norm_mlp.rms_norm` on a GPU."""
     x = x.contiguous()
     d = x.shape[-1]
     out = torch.empty_like(x)
     block = triton.next_power_of_2(d)
-    _norm[(x.numel() // d,)](x, weight, out, d, eps, BLOCK=block, num_warps=4 if block <= 2048 else 8)
+    _rms_norm_kernel[(x.numel() // d,)](x, weight, out, d, eps, BLOCK=block, num_warps=4 if block <= 2048 else 8)
     return out
 
 
 @triton.jit
-def _gate(PRODUCT, OUT, width, BLOCK: tl.constexpr):
-    """A stretch of one row."""
+def _gated_silu_kernel(PRODUCT, OUT, width, BLOCK: tl.constexpr):
+    """silu(gate) * up of a stretch of one row."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < width
     gate = tl.load(PRODUCT + 2 * row * width + at, there, 0.0).to(tl.float32)
@@ -112,9 +114,10 @@ def _gate(PRODUCT, OUT, width, BLOCK: tl.constexpr):
     tl.store(OUT + row * width + at, (gate * up).to(OUT.dtype.element_ty), there)
 
 
-def launch_gate(product: Tensor) -> Tensor:
-    product = product.contiguous()
-    width = product.shape[-1] // 2
-    out = product.new_empty(*product.shape[:-1], width)
-    _gate[(out.numel() // width, triton.cdiv(width, 2048))](product, out, width, BLOCK=2048, num_warps=4)
+def launch_gated_silu(gate_up: Tensor) -> Tensor:
+    """`vlprune.cuda_graphs.fused_norm_mlp.gated_silu` on a GPU."""
+    gate_up = gate_up.contiguous()
+    width = gate_up.shape[-1] // 2
+    out = gate_up.new_empty(*gate_up.shape[:-1], width)
+    _gated_silu_kernel[(out.numel() // width, triton.cdiv(width, 2048))](gate_up, out, width, BLOCK=2048, num_warps=4)
     return out

@@ -1,4 +1,4 @@
-"""A vision tower as CUDA graphs, one for each shape of its pixels."""
+"""CUDA graphs of a vision tower, one for each shape of its pixels."""
 
 from __future__ import annotations
 
@@ -10,67 +10,92 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from vlprune.cuda_graphs.capture import Capture, inspect
+from vlprune.cuda_graphs.capture import Capture, inspect_module
 from vlprune.models.llava import TOWERS
 
 #: More images than these fill the GPU, so that launches are no longer what takes the time.
-IMAGES = 8
-SHAPES = 4
+MAX_IMAGES = 8
+#: Shapes of pixels whose graphs are kept.
+MAX_SHAPES = 4
 
 
-def towers(model: Any) -> list[Any]:
+def find_towers(model: Any) -> list[Any]:
     """The model's CLIP and SigLIP towers; others read sizes on the host, which a graph cannot."""
     children = model.base_model.children() if hasattr(model, "base_model") else []
     return [child for child in children if getattr(getattr(child, "config", None), "model_type", None) in TOWERS]
 
 
+class TowerGraphs:
+    """A tower's graphs, one for each shape of pixels and each set of options; the last few are kept."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+        self._graphs: OrderedDict[Hashable, tuple[Tensor, Callable[[], Any]]] = OrderedDict()
+        self._captured_weights: Hashable = None
+
+    def get(
+        self, pixels: Tensor, options: dict[str, Any], weights: Hashable, capture: Capture
+    ) -> tuple[Tensor, Callable[[], Any]]:
+        """The memory that a graph reads its pixels from, and its replay; captured on these pixels if it is new."""
+        if self._captured_weights != weights:
+            self._graphs.clear()
+            self._captured_weights = weights
+        key = (pixels.shape, pixels.dtype, tuple(sorted(options.items())))
+        if key not in self._graphs:
+            held = pixels.clone()
+            while len(self._graphs) >= MAX_SHAPES:
+                self._graphs.popitem(last=False)
+            self._graphs[key] = held, capture(lambda: self._forward(held, **options))
+        self._graphs.move_to_end(key)
+        return self._graphs[key]
+
+
 def tower_forward(
-    tower: Any, plain: Callable[..., Any], capture: Callable[[], Capture | None], failed: Callable[[Exception], None]
+    tower: Any,
+    original: Callable[..., Any],
+    get_capture: Callable[[], Capture | None],
+    on_failure: Callable[[Exception], None],
 ) -> Callable[..., Any]:
-    """A forward that replays; what it returns is a copy, for the next replay overwrites what the graph returns."""
-    graphs: OrderedDict[Hashable, tuple[Tensor, Callable[[], Any]]] = OrderedDict()
-    weights: Hashable = None
+    """A forward for the tower that replays graphs; calls that graphs do not cover go to the original."""
+    graphs = TowerGraphs(original)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal weights
-        way, options = capture(), dict(kwargs)
+        capture, options = get_capture(), dict(kwargs)
         pixels: Any = options.pop("pixel_values", None) if not args else args[0]
-        fits = way is not None and len(args) <= 1 and isinstance(pixels, Tensor) and pixels.ndim == 4
-        fits = fits and 0 < len(pixels) <= IMAGES
-        fits = fits and all(value is None or isinstance(value, (bool, int, str)) for value in options.values())
-        if way is None or not fits or torch.is_grad_enabled() or tower.training:
-            return plain(*args, **kwargs)
-        stamp, hooked = inspect(tower)
+        covered = len(args) <= 1 and _covers(pixels, options)
+        if capture is None or not covered or torch.is_grad_enabled() or tower.training:
+            return original(*args, **kwargs)
+        weights, hooked = inspect_module(tower)
         if hooked:
-            return plain(*args, **kwargs)
+            return original(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
-            if weights != stamp:
-                graphs.clear()
-                weights = stamp
-            key = (pixels.shape, pixels.dtype, tuple(sorted(options.items())))
-            if key not in graphs:
-                held = pixels.clone()
-                while len(graphs) >= SHAPES:
-                    graphs.popitem(last=False)
-                try:
-                    graphs[key] = held, way(lambda: plain(held, **options))
-                except RuntimeError as error:
-                    failed(error)
-                    return plain(*args, **kwargs)
-            graphs.move_to_end(key)
-            held, run = graphs[key]
+            try:
+                held, replay = graphs.get(pixels, options, weights, capture)
+            except RuntimeError as error:
+                on_failure(error)
+                return original(*args, **kwargs)
             held.copy_(pixels)
-            return _copied(run())
+            return _copy_tensors(replay())  # the next replay overwrites what a graph returns
 
     return forward
 
 
-def _copied(output: Any) -> Any:
-    """The same with copies of its tensors, made all at once: a tower may return the states of all its layers."""
+def _covers(pixels: Any, options: dict[str, Any]) -> bool:
+    """Whether a graph can stand for a call of the tower with these arguments."""
+    return (
+        isinstance(pixels, Tensor)
+        and pixels.ndim == 4
+        and 0 < len(pixels) <= MAX_IMAGES
+        and all(value is None or isinstance(value, (bool, int, str)) for value in options.values())
+    )
+
+
+def _copy_tensors(output: Any) -> Any:
+    """The same output with copies of its tensors, made all at once: a tower may return the states of all its layers."""
     leaves, structure = tree_flatten(output)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     copies = [torch.empty_like(tensor) for tensor in tensors]
     if copies:
         torch._foreach_copy_(copies, tensors)
-    left = iter(copies)
-    return tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
+    remaining = iter(copies)
+    return tree_unflatten([next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)

@@ -6,198 +6,206 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stderr
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from vlprune.errors import UnsupportedModel, UserError
-from vlprune.evaluation import one_question as asking
-from vlprune.evaluation.load_model import Loaded
-from vlprune.evaluation.questions import Item, right
+from vlprune.evaluation.load_model import LoadedModel, with_loaded_clip
+from vlprune.evaluation.one_question import count_tokens, join_records, prepare_inputs
+from vlprune.evaluation.prefix_cache import PrefixCache, prefix_cache_for, reuse_prefix
+from vlprune.evaluation.questions import ImageQuestion, is_right
+from vlprune.evaluation.reference_methods import method_for_questions
+from vlprune.evaluation.run_folder import RunFolder
+from vlprune.methods import Method
+from vlprune.models import Family, family_of
+from vlprune.pruner import attach
+from vlprune.pruning.feature_cache import FeatureCache
+from vlprune.pruning.probe import encode_images, present_modalities
+from vlprune.record import Record
 
-if TYPE_CHECKING:
-    import torch
+BATCHES_PER_BLOCK = 8  # batches whose images' features are held at once
 
-    from vlprune.evaluation.prefix_cache import Memory
-    from vlprune.evaluation.run_folder import Run
-    from vlprune.methods import Method
-    from vlprune.models.base import Family
-    from vlprune.record import Record
-
-WHOLE = "all tokens"
-BLOCK = 8  # batches whose images' features are held at once
-
-Line = dict[str, Any]
-Note = Callable[[Item, "Record"], dict[str, Any]]
+#: An answer as it stands in the run folder; see `Evaluation.ask`.
+AnswerLine = dict[str, Any]
+#: What a study adds to the line of an answer, from the question and what was kept for it.
+Details = Callable[[ImageQuestion, Record], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What one method answered to the questions of one batch; `reason` says why it could not, where it could not."""
+class Batch:
+    """Questions whose inputs have equal shapes, and these inputs, joined."""
+
+    questions: list[ImageQuestion]
+    inputs: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class BatchAnswers:
+    """What one method answered to the questions of one batch; where it cannot run, `reason` says why."""
 
     method: str
-    items: Sequence[Item]
+    questions: Sequence[ImageQuestion]
     texts: Sequence[str] = ()
     records: Sequence[Sequence[Record]] = ()
     reason: str | None = None
 
 
-def answers(
-    loaded: Loaded,
-    items: Sequence[Item],
+@dataclass(frozen=True)
+class _GenerateOptions:
+    """What is the same for all batches and methods."""
+
+    features: FeatureCache
+    seed: int
+    max_new_tokens: int
+    positions: str | None
+
+
+def generate_answers(
+    loaded: LoadedModel,
+    questions: Sequence[ImageQuestion],
     methods: Mapping[str, Method],
     *,
     batch: int = 32,
     seed: int = 0,
-    longest: int = 1,
-    skip: Callable[[str, Sequence[Item]], bool] = lambda name, items: False,
+    max_new_tokens: int = 1,
+    skip: Callable[[str, Sequence[ImageQuestion]], bool] = lambda name, questions: False,
     positions: str | None = None,
-) -> Iterator[Answered]:
+) -> Iterator[BatchAnswers]:
     """Every method's answers to every question, batch by batch, through `attach` and `generate` as a user would.
 
     A batch holds prompts whose tensors have equal shapes, so there is no padding. The vision tower sees each image
-    once for all methods, the LLM once for all questions that its tokens do not depend on. `skip(name, items)` says
+    once for all methods, the LLM once for all questions that its tokens do not depend on. `skip(name, questions)` says
     what need not be asked. A method that the model cannot run says so in its first batch, and is left out from there
     on.
     """
-    import torch
-
-    from vlprune.evaluation.compare import _loaded_once
-    from vlprune.evaluation.prefix_cache import Memory, memory_for
-    from vlprune.models.base import family_of
-    from vlprune.pruning.feature_cache import FeatureCache
-    from vlprune.pruning.probe import encode_images
-
-    if isinstance(loaded.clip, str):
-        loaded = replace(loaded, clip=_loaded_once(loaded))
+    loaded = with_loaded_clip(loaded)
     try:
         family = family_of(loaded.model)
     except UnsupportedModel as error:
         raise UserError(f"--model {loaded.name}: {error}") from error
-    cache, left = FeatureCache(float("inf"), fixed_pixels=True), dict(methods)
+    options = _GenerateOptions(FeatureCache(float("inf"), fixed_pixels=True), seed, max_new_tokens, positions)
     attention = any(getattr(method, "needs_attention", False) for method in methods.values())
+    left = dict(methods)
 
-    def known(some: Sequence[Item]) -> bool:
+    def skipped_by_all(some: Sequence[ImageQuestion]) -> bool:
         return all(skip(name, some) for name in left)
 
-    for block in blocks(loaded, items, batch, known):
-        for asked, inputs in block:
-            if not known(asked):
-                ids, pixels = _distinct(loaded.model, family, asked, inputs)
-                with torch.no_grad():
-                    encode_images(loaded.model, family, ids, pixels, cache, attention)
-        everything = Memory()
+    for block in _blocks(loaded, questions, batch, skipped_by_all):
+        for one in block:
+            if not skipped_by_all(one.questions):
+                _encode_batch(loaded.model, family, one, options.features, attention)
+        all_tokens_prefixes = PrefixCache()
         for name, method in list(left.items()):
-            memory = memory_for(method, everything)
-            for asked, inputs in block:
-                if skip(name, asked):
+            prefixes = prefix_cache_for(method, all_tokens_prefixes)
+            for one in block:
+                if skip(name, one.questions):
                     continue
-                answered = _ask(loaded, name, method, asked, inputs, cache, memory, seed, longest, positions)
+                answered = _answer_batch(loaded, name, method, one, options, prefixes)
                 if answered.reason is not None:
                     del left[name]
                 yield answered
                 if name not in left:
                     break
-        cache.clear()
+        options.features.clear()
         block.clear()
 
 
-def _distinct(model: Any, family: Family, items: Sequence[Item], inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The ids and pixels of a batch without the rows that show an image again, where rows can be taken out."""
-    from vlprune.pruning.probe import present_streams
-
-    pixels = {name: value for name, value in inputs.items() if name in family.vision_inputs}
-    if not all(family.encodes_independently(stream, pixels) for stream in present_streams(model, family, pixels)):
-        return inputs["input_ids"], pixels
-    rows = list({item.group: row for row, item in enumerate(items)}.values())
-    return inputs["input_ids"][rows], {name: value[rows] for name, value in pixels.items()}
-
-
-def blocks(
-    loaded: Loaded, items: Sequence[Item], size: int, skip: Callable[[Sequence[Item]], bool]
-) -> Iterator[list[tuple[list[Item], dict[str, torch.Tensor]]]]:
-    """Batches of at most `size` questions with their inputs, those of every `BLOCK * size` questions together."""
-    import torch
-
-    for start in range(0, len(items), BLOCK * size):
-        block = items[start : start + BLOCK * size]
+def _blocks(
+    loaded: LoadedModel,
+    questions: Sequence[ImageQuestion],
+    size: int,
+    skip: Callable[[Sequence[ImageQuestion]], bool],
+) -> Iterator[list[Batch]]:
+    """Batches of at most `size` questions, those of every `BATCHES_PER_BLOCK * size` questions together."""
+    for start in range(0, len(questions), BATCHES_PER_BLOCK * size):
+        block = questions[start : start + BATCHES_PER_BLOCK * size]
         if skip(block):
             continue
-        images = {item.group: item for item in block}
+        by_image = {question.image_name: question for question in block}
         with ThreadPoolExecutor() as pool:
-            pictures = dict(zip(images, pool.map(Item.image, images.values())))
-        alike: dict[Any, list[tuple[Item, dict[str, Any]]]] = {}
-        for item in block:
-            told = getattr(loaded.processor, "chat_template", None) or item is items[0]  # a notice once, not each time
+            images = dict(zip(by_image, pool.map(ImageQuestion.image, by_image.values())))
+        alike: dict[Any, list[tuple[ImageQuestion, dict[str, Any]]]] = {}
+        for question in block:
+            # a notice that there is no chat template is printed once, not each time
+            told = getattr(loaded.processor, "chat_template", None) or question is questions[0]
             with nullcontext() if told else redirect_stderr(io.StringIO()):
-                inputs = asking.prepare(loaded, pictures[item.group], item.text)
+                inputs = prepare_inputs(loaded, images[question.image_name], question.text)
             shapes = tuple((name, tuple(value.shape)) for name, value in sorted(inputs.items()))
-            alike.setdefault((pictures[item.group].size, shapes), []).append((item, inputs))
-        found = []
+            alike.setdefault((images[question.image_name].size, shapes), []).append((question, inputs))
+        batches = []
         for rows in alike.values():
             while rows:
                 some, rows[:size] = rows[:size], []
                 joined = {name: torch.cat([inputs[name] for _, inputs in some]) for name in some[0][1]}
-                found.append(([item for item, _ in some], joined))
-        yield found
+                batches.append(Batch([question for question, _ in some], joined))
+        yield batches
 
 
-def _ask(
-    loaded: Loaded,
+def _encode_batch(model: Any, family: Family, batch: Batch, features: FeatureCache, attention: bool) -> None:
+    """Put the features of a batch's images into the cache; an image that several rows show is encoded once."""
+    ids = batch.inputs["input_ids"]
+    pixels = {name: value for name, value in batch.inputs.items() if name in family.vision_inputs}
+    if all(family.encodes_independently(stream, pixels) for stream in present_modalities(model, family, pixels)):
+        rows = list({question.image_name: row for row, question in enumerate(batch.questions)}.values())
+        ids, pixels = ids[rows], {name: value[rows] for name, value in pixels.items()}
+    with torch.no_grad():
+        encode_images(model, family, ids, pixels, features, attention)
+
+
+def _answer_batch(
+    loaded: LoadedModel,
     name: str,
     method: Method,
-    items: Sequence[Item],
-    inputs: dict[str, Any],
-    cache: Any,
-    memory: Memory | None,
-    seed: int,
-    longest: int,
-    positions: str | None,
-) -> Answered:
-    from vlprune.evaluation.prefix_cache import remembering
-    from vlprune.evaluation.reference_methods import for_questions
-    from vlprune.pruner import attach
-
-    model, processor = loaded.model, loaded.processor
+    batch: Batch,
+    options: _GenerateOptions,
+    prefixes: PrefixCache | None,
+) -> BatchAnswers:
+    """One method's answers to one batch, or the reason why it cannot run."""
+    model, processor, inputs = loaded.model, loaded.processor, batch.inputs
     try:
-        texts = [item.text for item in items]
-        chosen = for_questions(method, items, seed)
+        chosen = method_for_questions(method, batch.questions, options.seed)
         pruner = attach(
             model,
             chosen,
             processor=processor,
-            query=texts,
-            positions=positions,
+            query=[question.text for question in batch.questions],
+            positions=options.positions,
             dual_encoder=loaded.clip,
-            feature_cache=cache,
+            feature_cache=options.features,
         )
-        memory = memory if chosen is method else None  # else it chooses for each question
+        shared = prefixes if chosen is method else None  # else it chooses for each question
         try:
-            with remembering(pruner, memory, [item.group for item in items], inputs["input_ids"]):
-                out = model.generate(**inputs, max_new_tokens=longest, do_sample=False)
+            with reuse_prefix(
+                pruner, shared, [question.image_name for question in batch.questions], inputs["input_ids"]
+            ):
+                out = model.generate(**inputs, max_new_tokens=options.max_new_tokens, do_sample=False)
         finally:
             pruner.detach()
     except (ValueError, UnsupportedModel) as error:
-        return Answered(name, items, reason=str(error))
-    said = processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    records: list[list[Record]] = [[] for _ in items]
+        return BatchAnswers(name, batch.questions, reason=str(error))
+    texts = processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    records: list[list[Record]] = [[] for _ in batch.questions]
     for record in pruner.records:
         records[record.row].append(record)
-    return Answered(name, items, [text.strip() for text in said], records)
+    return BatchAnswers(name, batch.questions, [text.strip() for text in texts], records)
 
 
 @dataclass
-class Bench:
-    """A model, the questions to ask it, and the run that keeps the answers.
+class Evaluation:
+    """A model, the questions to ask it, and the folder that keeps the answers.
 
-    `tick(name, count)` is called as questions are answered; `expect(count)` says how many more there will be.
+    `keep` are the budgets of a study, and `small` asks it for less. `tick(name, count)` is called as questions are
+    answered; `expect(count)` says how many more there will be.
     """
 
-    loaded: Loaded
-    items: list[Item]
-    run: Run
+    loaded: LoadedModel
+    questions: list[ImageQuestion]
+    run_folder: RunFolder
     batch: int = 32
     seed: int = 0
-    longest: int = 1
+    max_new_tokens: int = 1
     match: str = "exact"
     small: bool = False
     keep: tuple[int | float, ...] = ()
@@ -205,75 +213,87 @@ class Bench:
     expect: Callable[[int], None] = field(default=lambda count: None)
 
     @property
-    def drawn(self) -> bool:
+    def has_scenes(self) -> bool:
         """Whether the images are scenes of the pocket world, of which everything is known."""
-        return all(item.scene is not None for item in self.items)
+        return all(question.scene is not None for question in self.questions)
 
     @property
     def kinds(self) -> list[str]:
-        return list(dict.fromkeys(item.kind for item in self.items))
+        """The kinds of question that are asked, each once."""
+        return list(dict.fromkeys(question.kind for question in self.questions))
 
     def ask(
         self,
         methods: Mapping[str, Method],
-        note: Note | None = None,
-        items: Sequence[Item] | None = None,
-        lenient: bool = False,
+        details: Details | None = None,
+        questions: Sequence[ImageQuestion] | None = None,
+        skip_unsupported: bool = False,
         positions: str | None = None,
-    ) -> dict[str, list[Line]]:
-        """Each method's answers, a line per question in the questions' order; what the run has is not asked again.
+    ) -> dict[str, list[AnswerLine]]:
+        """Each method's answers, a line per question in the questions' order; what the folder has is not asked again.
 
         A line has the question's number `q`, the `answer`, whether it is `right`, the visual tokens that entered the
-        LLM and that a layer saw on average, and what `note(item, record)` adds. A method that cannot run is a
-        `UserError`; if `lenient`, it is left out, and the run's `refused` says why.
+        LLM and that a layer saw on average, and what `details(question, record)` adds. A method that cannot run is a
+        `UserError`; with `skip_unsupported` it is left out, and the run folder's `refused` says why.
         """
-        items = self.items if items is None else items
-        self.run.note_methods(methods)
-        known = {name: {line["q"]: line for line in self.run.lines(name)} for name in methods}
-        missing = sum(item.number not in known[name] for name in methods for item in items)
-        self.expect(missing)
-        if missing:
-            self.run.note_device(self.loaded.model.device)
+        questions = self.questions if questions is None else questions
+        self.run_folder.save_methods(methods)
+        known = {name: {line["q"]: line for line in self.run_folder.read_answers(name)} for name in methods}
+        missing = {name: sum(question.number not in known[name] for question in questions) for name in methods}
+        self.expect(sum(missing.values()))
+        if any(missing.values()):
+            self.run_folder.save_device(self.loaded.model.device)
+        refused: dict[str, str] = {}
+        for answered in self._generate(methods, questions, known, positions):
+            name = answered.method
+            if answered.reason is not None:
+                if known[name] or not skip_unsupported:
+                    raise UserError(f"{name}: {answered.reason}")
+                refused[name] = answered.reason
+                self.expect(-missing[name])
+                continue
+            lines = [
+                self._line(question, text, records, details)
+                for question, text, records in zip(answered.questions, answered.texts, answered.records)
+                if question.number not in known[name]
+            ]
+            known[name].update((line["q"], line) for line in lines)
+            self.run_folder.append_answers(name, lines)
+            self.tick(name, len(lines))
+        self.run_folder.save_refused(methods, refused)
+        return {
+            name: [known[name][question.number] for question in questions] for name in methods if name not in refused
+        }
 
-        def skip(name: str, some: Sequence[Item]) -> bool:
-            return all(item.number in known[name] for item in some)
-
-        found = answers(
+    def _generate(
+        self,
+        methods: Mapping[str, Method],
+        questions: Sequence[ImageQuestion],
+        known: Mapping[str, Mapping[int, AnswerLine]],
+        positions: str | None,
+    ) -> Iterator[BatchAnswers]:
+        """Answers to the batches in which a question's answer is not known yet."""
+        return generate_answers(
             self.loaded,
-            items,
+            questions,
             methods,
             batch=self.batch,
             seed=self.seed,
-            longest=self.longest,
-            skip=skip,
+            max_new_tokens=self.max_new_tokens,
+            skip=lambda name, some: all(question.number in known[name] for question in some),
             positions=positions,
         )
-        refused: dict[str, str] = {}
-        for answered in found:
-            name = answered.method
-            if answered.reason is not None:
-                if known[name] or not lenient:
-                    raise UserError(f"{name}: {answered.reason}")
-                refused[name] = answered.reason
-                self.expect(-sum(item.number not in known[name] for item in items))
-                continue
-            lines = []
-            for item, text, records in zip(answered.items, answered.texts, answered.records):
-                if item.number not in known[name]:
-                    lines.append(self._line(item, text, records, note))
-                    known[name][item.number] = lines[-1]
-            self.run.append(name, lines)
-            self.tick(name, len(lines))
-        self.run.note_refused(methods, refused)
-        return {name: [known[name][item.number] for item in items] for name in methods if name not in refused}
 
-    def _line(self, item: Item, text: str, records: Sequence[Record], note: Note | None) -> Line:
-        entering, average = asking.accounted(records)
-        line = {"q": item.number, "answer": text, "right": right(text, item.answers, self.match)}
+    def _line(
+        self, question: ImageQuestion, text: str, records: Sequence[Record], details: Details | None
+    ) -> AnswerLine:
+        """What the run folder keeps of an answer."""
+        entering, average = count_tokens(records)
+        line = {"q": question.number, "answer": text, "right": is_right(text, question.answers, self.match)}
         line |= {"entering": entering, "average": round(average, 2)}
-        return line | (note(item, asking.together(records)) if note is not None else {})
+        return line | (details(question, join_records(records)) if details is not None else {})
 
 
-def share(lines: Sequence[Line]) -> float:
+def share_right(lines: Sequence[AnswerLine]) -> float:
     """The share of right answers."""
     return sum(line["right"] for line in lines) / len(lines)

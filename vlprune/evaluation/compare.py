@@ -1,43 +1,52 @@
-"""All methods side by side: on one image and question, and by what they need and do."""
+"""Methods side by side on one question: what each answers, keeps and costs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vlprune.errors import UserError
-from vlprune.evaluation import one_question as asking
-from vlprune.evaluation.load_model import Loaded, one_sentence, say_looking
+import torch
 
-if TYPE_CHECKING:
-    from vlprune.measure import Run
-    from vlprune.methods import Accounting, Method
-    from vlprune.pruning.feature_cache import FeatureCache
-    from vlprune.record import Record
-
-ALL = "all tokens"
+from vlprune.errors import UnsupportedModel, UserError
+from vlprune.evaluation.load_model import LoadedModel, with_loaded_clip
+from vlprune.evaluation.one_question import (
+    attach_pruner,
+    count_tokens,
+    decode_answer,
+    join_records,
+    measure_answer,
+    tokens_as_json,
+)
+from vlprune.evaluation.reference_methods import ALL_TOKENS
+from vlprune.measure import GenerationCost, measure_generate
+from vlprune.methods import Accounting, Method
+from vlprune.models import family_of
+from vlprune.pruning.feature_cache import FeatureCache
+from vlprune.pruning.probe import encode_images
+from vlprune.record import Record
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way of answering: with all tokens, or by a method. Where it cannot run, `reason` says why; `run` is None."""
+class MethodResult:
+    """The answer with all tokens, or by a method, and what it cost.
+
+    Where the method cannot run, `reason` says why and `cost` is None.
+    """
 
     name: str
     answer: str = ""
-    run: Run | None = None
+    cost: GenerationCost | None = None
     records: list[Record] = field(default_factory=list)
     reason: str | None = None
 
     @property
     def accounting(self) -> Accounting:
         """The visual tokens that entered the LLM, and how many a layer saw on average."""
-        from vlprune.methods import Accounting
-
         if self.records:
-            return asking.accounted(self.records)
-        visual = self.run.visual_tokens if self.run is not None else 0
+            return count_tokens(self.records)
+        visual = self.cost.visual_tokens if self.cost is not None else 0
         return Accounting(visual, float(visual))
 
     @property
@@ -49,83 +58,71 @@ class Way:
 
     @property
     def record(self) -> Record:
-        return asking.together(self.records)
+        """What was kept, of all images together."""
+        return join_records(self.records)
 
     @property
-    def staged(self) -> bool:
+    def prunes_in_llm(self) -> bool:
         """Whether tokens were dropped between the LLM's layers."""
         return any(getattr(record, "stages", ()) for record in self.records)
 
-    def facts(self) -> dict[str, Any]:
-        """The same, for JSON; the seconds are without the vision tower's."""
-        if self.run is None:
+    def to_json(self) -> dict[str, Any]:
+        """The result for JSON; the seconds are without the vision tower's."""
+        if self.cost is None:
             return {"reason": self.reason}
-        latency = replace(self.run.latency, vision=0.0)
+        latency = replace(self.cost.latency, vision=0.0)
         seconds = {name: value for name, value in asdict(latency).items() if name != "vision"}
-        told = {"answer": self.answer, **self.accounting._asdict(), "kv_bytes": self.run.kv_bytes}
-        told["seconds"] = {**seconds, "total": latency.total}
-        return {**told, "tokens": asking.chosen(self.record)} if self.records else told
+        found = {"answer": self.answer, **self.accounting._asdict(), "kv_bytes": self.cost.kv_bytes}
+        found["seconds"] = {**seconds, "total": latency.total}
+        return {**found, "tokens": tokens_as_json(self.record)} if self.records else found
 
 
-def compare(
-    loaded: Loaded,
+def compare_methods(
+    loaded: LoadedModel,
     methods: Sequence[Method],
     inputs: dict[str, Any],
     question: str,
     *,
     tick: Callable[[str], None] = lambda name: None,
     **options: Any,
-) -> list[Way]:
+) -> list[MethodResult]:
     """The answer with all tokens, then by each method; `options` go to `measure_generate`.
 
     The plain model runs the vision tower for itself, all methods together once more. `tick(name)` is called before
     each. Raises `UserError` where none of the methods can run.
     """
-    import torch
-
-    from vlprune.errors import UnsupportedModel
-    from vlprune.measure import measure_generate
-    from vlprune.models.base import family_of
-    from vlprune.pruning.feature_cache import FeatureCache
-    from vlprune.pruning.probe import encode_images
-
     try:
         family = family_of(loaded.model)
     except UnsupportedModel as error:
         raise UserError(f"--model {loaded.name}: {error}") from error
-    if isinstance(loaded.clip, str):
-        loaded = replace(loaded, clip=_loaded_once(loaded))
-    tick(ALL)
+    loaded = with_loaded_clip(loaded)
+    tick(ALL_TOKENS)
     plain = measure_generate(loaded.model, inputs, warmup=1, **options)
-    ways = [Way(ALL, asking.decoded(loaded, plain), plain)]
-    cache = FeatureCache(float("inf"))
+    results = [MethodResult(ALL_TOKENS, decode_answer(loaded, plain), plain)]
+    features = FeatureCache(float("inf"))
     pixels = {name: value for name, value in inputs.items() if name in family.vision_inputs}
     with torch.no_grad():
-        encode_images(loaded.model, family, inputs["input_ids"], pixels, cache, attention=True)
+        encode_images(loaded.model, family, inputs["input_ids"], pixels, features, attention=True)
     for method in methods:
         tick(method.name)
-        ways.append(_way(loaded, method, inputs, question, cache, options))
-    if all(way.run is None for way in ways[1:]):
-        raise UserError(str(ways[1].reason))
-    return ways
+        results.append(_run_method(loaded, method, inputs, question, features, options))
+    if all(result.cost is None for result in results[1:]):
+        raise UserError(str(results[1].reason))
+    return results
 
 
-def _way(
-    loaded: Loaded, method: Method, inputs: dict[str, Any], question: str, cache: FeatureCache, options: dict[str, Any]
-) -> Way:
+def _run_method(
+    loaded: LoadedModel,
+    method: Method,
+    inputs: dict[str, Any],
+    question: str,
+    features: FeatureCache,
+    options: dict[str, Any],
+) -> MethodResult:
+    """One method's answer, or the reason why it cannot run."""
     try:
-        with asking.prune(loaded, method, question, cache) as pruner:
-            run = asking.measured(loaded, pruner, inputs, **options)
+        with attach_pruner(loaded, method, question, features) as pruner:
+            cost = measure_answer(loaded, pruner, inputs, **options)
     except UserError as error:
-        return Way(method.name, reason=str(error).removeprefix(f"--method {method.name}: "))
-    return Way(method.name, asking.decoded(loaded, run), run, pruner.records)
-
-
-def _loaded_once(loaded: Loaded) -> tuple[Any, Any]:
-    """The dual encoder that `loaded.clip` names and its tokenizer, so that not each pruner reads them anew."""
-    from vlprune.pruning.question import load_dual_encoder
-
-    say_looking(loaded.clip)
-    with one_sentence("--clip", loaded.clip):
-        dual = load_dual_encoder(loaded.clip, loaded.model, loaded.processor)
-    return dual.encoder, dual.tokenizer
+        return MethodResult(method.name, reason=str(error).removeprefix(f"--method {method.name}: "))
+    return MethodResult(method.name, decode_answer(loaded, cost), cost, pruner.records)

@@ -3,84 +3,90 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vlprune.evaluation.one_question import chosen, cost, decoded, measured, prepare, prune
+from PIL import Image
 
-if TYPE_CHECKING:
-    from PIL import Image
+from vlprune import pocket
+from vlprune.evaluation.load_model import LoadedModel
+from vlprune.evaluation.one_question import (
+    attach_pruner,
+    cost_as_json,
+    decode_answer,
+    measure_answer,
+    prepare_inputs,
+    tokens_as_json,
+)
+from vlprune.measure import GenerationCost, measure_generate
+from vlprune.media.image import image_from_pixels
+from vlprune.methods import Method
+from vlprune.pocket.render import images
+from vlprune.pocket.world import Question, Scene
+from vlprune.record import Record
 
-    from vlprune.evaluation.load_model import Loaded
-    from vlprune.measure import Run
-    from vlprune.methods import Method
-    from vlprune.pocket.world import Question, Scene
-    from vlprune.record import Record
-
-PICTURED = ("color", "digit", "where")  # the kinds of question that the picture shows
+PICTURED_KINDS = ("color", "digit", "where")  # of the questions that the picture shows
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One question, answered with all tokens and with the method's, and what the method kept."""
+class DemoAnswer:
+    """One question, its answers with all tokens and with the method's, what both cost, and what the method kept."""
 
     question: Question
     answers: tuple[str, str]
-    runs: tuple[Run, Run]
+    costs: tuple[GenerationCost, GenerationCost]
     record: Record
 
-    def facts(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The same, for JSON."""
         truth = self.question.answer
-        ways = {
-            way: {"answer": answer, "right": answer == truth, **cost(run)}
-            for way, answer, run in zip(("all", "kept"), self.answers, self.runs)
+        both = {
+            name: {"answer": answer, "right": answer == truth, **cost_as_json(cost)}
+            for name, answer, cost in zip(("all", "kept"), self.answers, self.costs)
         }
-        return {"question": self.question.text, "truth": truth, **ways, "tokens": chosen(self.record)}
+        return {"question": self.question.text, "truth": truth, **both, "tokens": tokens_as_json(self.record)}
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A scene, the image as the model saw it, and what was asked."""
+    """A scene, the image as the model saw it, and what was answered about it."""
 
     scene: Scene
     seen: Image.Image
-    asked: list[Asked]
+    answers: list[DemoAnswer]
 
     def picture(self) -> dict[str, Any]:
-        """What `show.save_picture` takes: a row for each question of the kinds in `PICTURED`."""
+        """The arguments of `show.save_picture`: a row for each question of the kinds in `PICTURED_KINDS`."""
         from vlprune.show import Mark
 
-        rows = [asked for asked in self.asked if asked.question.kind in PICTURED] or self.asked
-        things = [[self.scene.things[i] for i in asked.question.about] for asked in rows]
+        rows = [answer for answer in self.answers if answer.question.kind in PICTURED_KINDS] or self.answers
+        things = [[self.scene.things[i] for i in answer.question.about] for answer in rows]
         return {
             "image": self.seen,
-            "records": [asked.record for asked in rows],
-            "titles": [f"{asked.question.text} → {asked.answers[1]}" for asked in rows],
+            "records": [answer.record for answer in rows],
+            "titles": [f"{answer.question.text} → {answer.answers[1]}" for answer in rows],
             "marks": [[Mark(thing.x, thing.y, 1.3 * thing.radius) for thing in about] for about in things],
         }
 
 
-def run_demo(loaded: Loaded, method: Method, scene: int, repeats: int) -> Demo:
-    """Draw a scene of the test split and ask all there is to ask about it, both ways."""
-    from vlprune import pocket
-    from vlprune.media.image import as_seen
-    from vlprune.pocket.render import images
-
+def run_demo(loaded: LoadedModel, method: Method, scene: int, repeats: int) -> Demo:
+    """Draw a scene of the test split and ask all there is to ask about it, with all tokens and with the method's."""
     (drawn,) = pocket.scenes("test", 1, start=scene)
     (image,) = images([drawn])
     questions = pocket.questions(drawn)
-    prompts = [prepare(loaded, image, question.text) for question in questions]
-    asked = [
-        _both_ways(loaded, method, question, prompt, repeats=repeats, warmup=int(i == 0))
+    prompts = [prepare_inputs(loaded, image, question.text) for question in questions]
+    answers = [
+        _answer_both_ways(loaded, method, question, prompt, repeats=repeats, warmup=int(i == 0))
         for i, (question, prompt) in enumerate(zip(questions, prompts))
     ]
-    return Demo(drawn, as_seen(prompts[0]["pixel_values"][0], loaded.processor), asked)
+    return Demo(drawn, image_from_pixels(prompts[0]["pixel_values"][0], loaded.processor), answers)
 
 
-def _both_ways(loaded: Loaded, method: Method, question: Question, prompt: dict[str, Any], **options: int) -> Asked:
-    from vlprune.measure import measure_generate
-
+def _answer_both_ways(
+    loaded: LoadedModel, method: Method, question: Question, prompt: dict[str, Any], **options: int
+) -> DemoAnswer:
+    """Answer with all tokens, then with the method's; `options` go to `measure_generate`."""
     plain = measure_generate(loaded.model, prompt, max_new_tokens=8, **options)
-    with prune(loaded, method, question.text) as pruner:
-        pruned = measured(loaded, pruner, prompt, max_new_tokens=8, **options)
-    return Asked(question, (decoded(loaded, plain), decoded(loaded, pruned)), (plain, pruned), pruner.last)
+    with attach_pruner(loaded, method, question.text) as pruner:
+        pruned = measure_answer(loaded, pruner, prompt, max_new_tokens=8, **options)
+    answers = decode_answer(loaded, plain), decode_answer(loaded, pruned)
+    return DemoAnswer(question, answers, (plain, pruned), pruner.last)

@@ -1,4 +1,4 @@
-"""A model by its name on the command line; whatever stands in the way of it is said in one sentence."""
+"""Load a model by its name on the command line; failures become one-sentence `UserError`s."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from vlprune.errors import UserError
 
 
 @dataclass
-class Loaded:
-    """A model with what belongs to it; `clip` is its dual encoder, if it has one."""
+class LoadedModel:
+    """A model with its name and processor.
+
+    `clip` is its dual encoder: loaded, named by a string, or None. See `with_loaded_clip`.
+    """
 
     name: str
     model: Any
@@ -23,49 +26,62 @@ class Loaded:
     clip: Any
 
 
-def load(name: str, clip: str | None, device: str, *, video: bool = False) -> Loaded:
-    """The pocket model, a folder, or a model of the hub, for images or a video.
+def load_model(name: str, clip: str | None, device: str, *, video: bool = False) -> LoadedModel:
+    """Load the pocket model, a checkpoint folder, or a model of the hub, for images or for a video.
 
-    Its class, and whether it takes videos, are checked before its weights are read.
+    The class, and whether it takes videos, are checked before the weights are read.
 
-    >>> load("poket", None, "cpu")
+    >>> load_model("poket", None, "cpu")
     Traceback (most recent call last):
     ...
     vlprune.errors.UserError: --model poket: there is no such folder, and it is not 'pocket' or a hub id (did you mean \
 'pocket'?).
     """
-    where = _device(device)
+    where = pick_device(device)
     if name == "pocket":
         from vlprune import pocket
 
-        _quiet(bars=False)
+        _silence_logging(bars=False)
         model, processor, encoder = pocket.load()
-        _check_kind(name, processor, video)
-        return Loaded(name, model.to(where), processor, clip or encoder.to(where))
+        _check_takes_video(name, processor, video)
+        return LoadedModel(name, model.to(where), processor, clip or encoder.to(where))
     place = Path(name).expanduser()
     if place.is_dir():
         if not (place / "config.json").is_file():
             raise UserError(f"--model {name}: the folder has no config.json.")
         name = str(place)
     elif place.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
-        raise UserError(f"--model {name}: there is no such folder, and it is not 'pocket' or a hub id{_hint(name)}.")
+        hint = _pocket_hint(name)
+        raise UserError(f"--model {name}: there is no such folder, and it is not 'pocket' or a hub id{hint}.")
     else:
-        say_looking(name)
-    _quiet(bars=not place.is_dir())
+        announce_hub_lookup(name)
+    _silence_logging(bars=not place.is_dir())
     import transformers
 
-    with one_sentence("--model", name):
+    with explain_load_errors("--model", name):
         config, _ = transformers.PreTrainedConfig.get_config_dict(name)
     kind = getattr(transformers, _checked_class(name, config))
-    with one_sentence("--model", name):
-        processor = _processor(name)
-        _check_kind(name, processor, video)
+    with explain_load_errors("--model", name):
+        processor = _load_processor(name)
+        _check_takes_video(name, processor, video)
         model = kind.from_pretrained(name, dtype="auto", use_safetensors=True).eval().to(where)
-    return Loaded(name, model, processor, clip)
+    return LoadedModel(name, model, processor, clip)
 
 
-def _processor(name: str) -> Any:
-    """The checkpoint's processor; without torchvision, which all of transformers' video processors need, for images."""
+def with_loaded_clip(loaded: LoadedModel) -> LoadedModel:
+    """The same, with the dual encoder read if `clip` only names it, so that not each pruner reads it anew."""
+    if not isinstance(loaded.clip, str):
+        return loaded
+    from vlprune.pruning.dual_encoder import load_dual_encoder
+
+    announce_hub_lookup(loaded.clip)
+    with explain_load_errors("--clip", loaded.clip):
+        dual = load_dual_encoder(loaded.clip, loaded.model, loaded.processor)
+    return replace(loaded, clip=(dual.encoder, dual.tokenizer))
+
+
+def _load_processor(name: str) -> Any:
+    """Load the checkpoint's processor; without torchvision, which video processors need, one for images only."""
     from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
     from transformers.utils import is_torchvision_available
@@ -83,7 +99,8 @@ def _processor(name: str) -> Any:
     return images.from_args_and_dict(parts, kind.get_processor_dict(name)[0])
 
 
-def _check_kind(name: str, processor: Any, video: bool) -> None:
+def _check_takes_video(name: str, processor: Any, video: bool) -> None:
+    """Raise if a video is asked for and the processor prepares none."""
     if not video or getattr(processor, "video_processor", None) is not None:
         return
     if hasattr(processor, "video_processor"):
@@ -94,14 +111,14 @@ def _check_kind(name: str, processor: Any, video: bool) -> None:
     raise UserError(f"--model {name} takes images only; LLaVA-OneVision and Qwen2.5-VL, for two, take videos.")
 
 
-def say_looking(name: str) -> None:
-    """One line on the standard error if `name` sends us to the hub: one out of reach takes half a minute to say so.
+def announce_hub_lookup(name: str) -> None:
+    """Print a line on the standard error if `name` must be looked up on the hub: a failing lookup takes half a minute.
 
     >>> from contextlib import redirect_stderr
     >>> from unittest.mock import patch
     >>> with redirect_stderr(sys.stdout), patch("huggingface_hub.is_offline_mode", bool):
-    ...     say_looking("someone/something")
-    ...     say_looking("/no/such/folder")
+    ...     announce_hub_lookup("someone/something")
+    ...     announce_hub_lookup("/no/such/folder")
     vlprune: looking for someone/something on the hub ...
     """
     from huggingface_hub import is_offline_mode
@@ -111,8 +128,8 @@ def say_looking(name: str) -> None:
 
 
 @contextmanager
-def one_sentence(option: str, what: str) -> Iterator[None]:
-    """Turn what transformers raises about missing, unreachable or broken files and packages into one sentence."""
+def explain_load_errors(option: str, what: str) -> Iterator[None]:
+    """Turn errors about missing, unreachable or broken files and packages into a one-sentence `UserError`."""
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
     from safetensors import SafetensorError
 
@@ -131,7 +148,8 @@ def one_sentence(option: str, what: str) -> Iterator[None]:
         raise UserError(f"{option} {what}: it cannot be loaded ({str(error).splitlines()[0].rstrip('.')}).") from error
 
 
-def _device(name: str) -> Any:
+def pick_device(name: str) -> Any:
+    """The torch device of that name; "auto" is a GPU where there is one."""
     import torch
 
     if name == "auto":
@@ -145,8 +163,8 @@ def _device(name: str) -> Any:
     return device
 
 
-def _quiet(bars: bool) -> None:
-    """No notices of retries and the like, and bars only where a download may take long."""
+def _silence_logging(bars: bool) -> None:
+    """Turn off log messages, and progress bars unless `bars`."""
     import huggingface_hub.utils.logging as hub
     import transformers.utils.logging as quiet
 
@@ -156,14 +174,15 @@ def _quiet(bars: bool) -> None:
         quiet.disable_progress_bar()
 
 
-def _hint(name: str) -> str:
+def _pocket_hint(name: str) -> str:
+    """A parenthesis that proposes the pocket model if the name is near to its, else nothing."""
     from difflib import get_close_matches
 
     return " (did you mean 'pocket'?)" if get_close_matches(name, ["pocket"], cutoff=0.4) else ""
 
 
 def _checked_class(name: str, config: dict[str, Any]) -> str:
-    """The name of the checkpoint's class, if a family has it or the generic one may try it."""
+    """Name of the checkpoint's class; raises if no family has it and the generic family cannot try it."""
     from difflib import get_close_matches
 
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES

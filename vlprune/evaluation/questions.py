@@ -1,4 +1,4 @@
-"""The questions that are asked: of the pocket world, or of a file of one's own."""
+"""Questions about images: of the pocket world, or of a file of one's own."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from vlprune.errors import UserError
+from vlprune.pocket.world import Scene, balanced_questions
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vlprune.pocket.world import Scene
-
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-MATCHES = ("exact", "contains")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+MATCH_RULES = ("exact", "contains")
 
 
 @dataclass(frozen=True)
-class Item:
+class ImageQuestion:
     """One question about one image.
 
-    `group` names the image; `answers` are the right ones. An image of the pocket world has its `scene`, in which the
-    question is `about` some things; another has its `path`.
+    `answers` are the right ones. An image of the pocket world has its `scene`, in which the question is `about` some
+    things; another has its `path`.
     """
 
     number: int
-    group: str
+    image_name: str
     kind: str
     text: str
     answers: tuple[str, ...]
@@ -38,7 +37,7 @@ class Item:
     path: Path | None = None
 
     def image(self) -> Image.Image:
-        """The picture, drawn or opened."""
+        """The image, drawn or opened."""
         if self.scene is not None:
             from vlprune.pocket.render import images
 
@@ -52,45 +51,48 @@ class Item:
             raise UserError(str(error)) from error
 
 
-def pocket_items(split: str | int, per_kind: int, start: int = 0) -> list[Item]:
-    """So many questions of each kind of the pocket world; numbers count from `start`.
+def pocket_questions(split: str | int, per_kind: int, start: int = 0) -> list[ImageQuestion]:
+    """`per_kind` questions of each kind of the pocket world, numbered from `start`.
 
-    >>> [item.text for item in pocket_items("test", 1)][0]  # doctest: +ELLIPSIS
+    >>> [question.text for question in pocket_questions("test", 1)][0]  # doctest: +ELLIPSIS
     'is there a ...?'
     """
-    from vlprune.pocket.world import benchmark
-
-    found = [(scene, question) for scene, asked in benchmark(cast(str, split), per_kind) for question in asked]
+    found = [
+        (scene, asked) for scene, questions in balanced_questions(cast(str, split), per_kind) for asked in questions
+    ]
     return [
-        Item(i, scene.name, q.kind, q.text, (q.answer,), scene, q.about)
-        for i, (scene, q) in enumerate(found, start=start)
+        ImageQuestion(i, scene.name, asked.kind, asked.text, (asked.answer,), scene, asked.about)
+        for i, (scene, asked) in enumerate(found, start=start)
     ]
 
 
-def file_items(path: Path, need_answers: bool = True) -> list[Item]:
-    """The questions of a JSONL file with {"image", "question", "answer"} in each line; answers may be a list.
+def read_questions(path: Path, need_answers: bool = True) -> list[ImageQuestion]:
+    """Read the questions of a JSONL file with {"image", "question", "answer"} in each line; answers may be a list.
 
     Image paths are relative to the file's folder; a "kind" is optional. Where no answers are needed, a folder of
     images will do.
     """
     if path.is_dir() and not need_answers:
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS)
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
         if not files:
-            raise UserError(f"--data {path}: the folder has no images ({', '.join(ENDINGS)}).")
-        return [Item(i, file.name, "all", "describe the image.", (), path=file) for i, file in enumerate(files)]
+            raise UserError(f"--data {path}: the folder has no images ({', '.join(IMAGE_SUFFIXES)}).")
+        return [
+            ImageQuestion(i, file.name, "all", "describe the image.", (), path=file) for i, file in enumerate(files)
+        ]
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = "is not text" if isinstance(error, UnicodeDecodeError) else f"cannot be read ({error.strerror})"
         raise UserError(f"--data {path} {reason}: pass a JSONL file of image, question, answer.") from error
     filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    items = [_item(path, number, line, i) for i, (number, line) in enumerate(filled)]
-    if not items:
+    questions = [_parse_line(path, number, line, i) for i, (number, line) in enumerate(filled)]
+    if not questions:
         raise UserError(f"--data {path} has no lines.")
-    return items
+    return questions
 
 
-def _item(path: Path, number: int, line: str, i: int) -> Item:
+def _parse_line(path: Path, number: int, line: str, i: int) -> ImageQuestion:
+    """Question `i`, from line `number` of the file."""
     where = f"--data {path}, line {number}"
     try:
         found: Any = json.loads(line)
@@ -104,25 +106,25 @@ def _item(path: Path, number: int, line: str, i: int) -> Item:
         raise UserError(f"{where}: there is no image {str(image)!r}.")
     truth = found["answer"] if isinstance(found["answer"], list) else [found["answer"]]
     kind = str(found.get("kind", "all"))
-    return Item(i, str(found["image"]), kind, str(found["question"]), tuple(map(str, truth)), path=image)
+    return ImageQuestion(i, str(found["image"]), kind, str(found["question"]), tuple(map(str, truth)), path=image)
 
 
-def plain(text: str) -> str:
-    """Words in lower case with one space between, without punctuation.
+def normalize_answer(text: str) -> str:
+    """The words in lower case with one space between, without punctuation.
 
-    >>> plain(" Top-left, I think. ")
+    >>> normalize_answer(" Top-left, I think. ")
     'top-left i think'
     """
     return " ".join(re.sub(r"[^\w\s-]", " ", text.lower()).split())
 
 
-def right(said: str, answers: Sequence[str], match: str = "exact") -> bool:
-    """Whether what was said is one of the answers ("exact") or holds one of them as whole words ("contains").
+def is_right(text: str, answers: Sequence[str], match: str = "exact") -> bool:
+    """Whether a text is one of the answers ("exact") or holds one of them as whole words ("contains").
 
-    >>> right("A red one.", ["red"]), right("A red one.", ["red"], "contains"), right("Red.", ["red"])
+    >>> is_right("A red one.", ["red"]), is_right("A red one.", ["red"], "contains"), is_right("Red.", ["red"])
     (False, True, True)
     """
-    words = plain(said)
+    words = normalize_answer(text)
     if match == "contains":
-        return any(plain(answer) and f" {plain(answer)} " in f" {words} " for answer in answers)
-    return any(plain(answer) == words for answer in answers)
+        return any(normalize_answer(answer) and f" {normalize_answer(answer)} " in f" {words} " for answer in answers)
+    return any(normalize_answer(answer) == words for answer in answers)

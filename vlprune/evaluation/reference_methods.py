@@ -1,20 +1,24 @@
-"""Choices that know which question they are for: random ones drawn anew each time, and the oracle's."""
+"""Methods to compare others with: all tokens, random tokens drawn anew for each question, and an oracle."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from vlprune.methods import Method, Random
-from vlprune.types import Selection
+from vlprune.evaluation.questions import ImageQuestion
+from vlprune.methods import Method, Random, UniformGrid
+from vlprune.types import Query, Selection, TokenView
 
-if TYPE_CHECKING:
-    from vlprune.evaluation.questions import Item
-    from vlprune.types import Query, TokenView
+ALL_TOKENS = "all tokens"  # what results call the model without pruning
+
+
+def keep_all_tokens() -> Method:
+    """A method that keeps everything: the answers of the plain model, bit for bit, by the way that pruned ones take."""
+    return UniformGrid(keep=1.0)
 
 
 @dataclass(frozen=True)
@@ -27,94 +31,101 @@ class Oracle(Method):
     name: ClassVar[str] = "oracle"
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
-        raise NotImplementedError("the oracle chooses for questions about drawn scenes: see `for_questions`.")
+        raise NotImplementedError("the oracle chooses for questions about drawn scenes: see `method_for_questions`.")
 
 
 @dataclass(frozen=True)
-class Fixed(Method):
-    """The first tokens of an order that is given for each row of the batch."""
+class FixedOrder(Method):
+    """Keeps the first tokens of an order that is given for each row of the batch."""
 
     orders: tuple[tuple[int, ...], ...] = ()
     name: ClassVar[str] = "fixed"
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         rows = len(view.features)
-        each = rows // len(self.orders)
-        if each * len(self.orders) != rows:
+        images_per_row = rows // len(self.orders)
+        if images_per_row * len(self.orders) != rows:
             raise ValueError("images of several sizes in one batch cannot be told apart: pass batch=1.")
-        order = torch.tensor([self.orders[i // each] for i in range(rows)])[:, : self.count(view.n)]
+        order = torch.tensor([self.orders[i // images_per_row] for i in range(rows)])[:, : self.count(view.n)]
         order = order.to(view.features.device)
         return Selection(kept=order.sort(dim=1).values, order=order)
 
 
 @dataclass(frozen=True)
-class Draws(Method):
+class RandomPerRow(Method):
     """`Random` with a seed of its own for each row of the batch."""
 
     seeds: tuple[int, ...] = ()
     name: ClassVar[str] = "random"
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
-        m, each = self.count(view.n), max(1, len(view.features) // len(self.seeds))
+        m, images_per_row = self.count(view.n), max(1, len(view.features) // len(self.seeds))
         orders = tuple(
             tuple(Random(keep=m, seed=seed).select(view, None).order[0].tolist())  # type: ignore[index]
             for seed in self.seeds
-            for _ in range(each)
+            for _ in range(images_per_row)
         )
-        return Fixed(m, orders).select(view, None)
+        return FixedOrder(m, orders).select(view, None)
 
 
-def for_questions(method: Method, items: Sequence[Item], seed: int) -> Method:
-    """The method as it is used for these questions, one per row of a batch."""
+def method_for_questions(method: Method, questions: Sequence[ImageQuestion], seed: int) -> Method:
+    """The method to attach for a batch of these questions, one per row.
+
+    The oracle becomes the order that it chose for each question, and `Random` draws with a seed for each question.
+    """
     if isinstance(method, Oracle):
-        return Fixed(method.keep, tuple(tuple(ideal_order(item)) for item in items))
+        return FixedOrder(method.keep, tuple(tuple(oracle_order(question)) for question in questions))
     if type(method) is Random:
-        return Draws(method.keep, tuple(method.seed + seed * 1_000_000 + item.number for item in items))
+        return RandomPerRow(
+            method.keep, tuple(method.seed + seed * 1_000_000 + question.number for question in questions)
+        )
     return method
 
 
-def evidence(item: Item, grid: int = 24) -> list[Tensor]:
+def evidence_tokens(question: ImageQuestion, grid: int = 24) -> list[Tensor]:
     """The tokens on each thing that the question is about, from its middle outwards."""
-    assert item.scene is not None
-    tokens = _tokens_of_things(item, grid)
-    return [tokens[i] for i in item.about]
+    assert question.scene is not None
+    tokens = _tokens_of_things(question, grid)
+    return [tokens[i] for i in question.about]
 
 
-def ideal_order(item: Item, grid: int = 24) -> list[int]:
+def oracle_order(question: ImageQuestion, grid: int = 24) -> list[int]:
     """All tokens of a drawn scene, those that the question needs first.
 
-    >>> from vlprune.evaluation.questions import pocket_items
-    >>> item = pocket_items("test", 1)[1]
-    >>> order = ideal_order(item)
-    >>> sorted(order) == list(range(576)), set(order[:3]) <= set(evidence(item)[0].tolist())
+    >>> from vlprune.evaluation.questions import pocket_questions
+    >>> question = pocket_questions("test", 1)[1]
+    >>> order = oracle_order(question)
+    >>> sorted(order) == list(range(576)), set(order[:3]) <= set(evidence_tokens(question)[0].tolist())
     (True, True)
     """
-    tokens = _tokens_of_things(item, grid)
-    asked = [tokens[i].tolist() for i in item.about]
-    others = [part.tolist() for i, part in enumerate(tokens) if i not in item.about]
-    order = _in_turns(asked) + _in_turns(others)
-    rest = torch.randperm(grid * grid, generator=torch.Generator().manual_seed(item.number)).tolist()
+    tokens = _tokens_of_things(question, grid)
+    asked = [tokens[i].tolist() for i in question.about]
+    others = [part.tolist() for i, part in enumerate(tokens) if i not in question.about]
+    order = _interleave(asked) + _interleave(others)
+    rest = torch.randperm(grid * grid, generator=torch.Generator().manual_seed(question.number)).tolist()
     taken = set(order)
     return order + [token for token in rest if token not in taken]
 
 
-def _in_turns(lists: Sequence[Sequence[int]]) -> list[int]:
+def _interleave(lists: Sequence[Sequence[int]]) -> list[int]:
+    """The first of each list, then the second of each, and so on."""
     longest = max(map(len, lists), default=0)
     return [part[i] for i in range(longest) for part in lists if i < len(part)]
 
 
-def _tokens_of_things(item: Item, grid: int) -> list[Tensor]:
-    from vlprune.pocket.render import pack, thing_at
+def _tokens_of_things(question: ImageQuestion, grid: int) -> list[Tensor]:
+    """The tokens whose middle lies on each thing of the scene, from the thing's middle outwards."""
+    from vlprune.pocket.render import pack_scenes, things_under_grid
     from vlprune.pocket.world import SIZE
 
-    if item.scene is None:
-        raise ValueError(f"question {item.number} is about a picture, not about a drawn scene.")
-    things, _ = pack([item.scene])
-    which = thing_at(torch.from_numpy(things), grid)[0]
+    if question.scene is None:
+        raise ValueError(f"question {question.number} is about a picture, not about a drawn scene.")
+    things, _ = pack_scenes([question.scene])
+    which = things_under_grid(torch.from_numpy(things), grid)[0]
     line = (torch.arange(grid) + 0.5) * (SIZE / grid)
     found = []
-    for i, thing in enumerate(item.scene.things):
-        far = ((line[None] - thing.x) ** 2 + (line[:, None] - thing.y) ** 2).flatten()
-        far = far.masked_fill(which != i, float("inf"))
-        found.append(far.argsort(stable=True)[: int((which == i).sum())])
+    for i, thing in enumerate(question.scene.things):
+        distance = ((line[None] - thing.x) ** 2 + (line[:, None] - thing.y) ** 2).flatten()
+        distance = distance.masked_fill(which != i, float("inf"))
+        found.append(distance.argsort(stable=True)[: int((which == i).sum())])
     return found

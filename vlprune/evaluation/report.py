@@ -1,4 +1,4 @@
-"""One HTML page of the tables and figures of runs, with everything in it: it opens offline and travels as one file."""
+"""One HTML page with the tables and figures of runs, pictures included: it opens offline and travels as one file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlprune.errors import UserError
-from vlprune.evaluation.run_folder import command_line, read_manifest, replace_file
+from vlprune.evaluation.run_folder import command_line, read_manifest, write_atomically
 from vlprune.media.outputs import MARK
 
 STYLE = """
@@ -28,7 +28,7 @@ img { max-width: 100%; height: auto; background: white; } code { white-space: pr
 
 def write_report(folders: Sequence[str | Path], path: str | Path) -> None:
     """Write the page of these runs, in their order."""
-    sections = [_section(Path(folder), number) for number, folder in enumerate(folders, start=1)]
+    sections = [_run_section(Path(folder), number) for number, folder in enumerate(folders, start=1)]
     title = "vlprune: " + ", ".join(name for name, _ in sections)
     links = "".join(f'<li><a href="#run{i}">{escape(name)}</a></li>' for i, (name, _) in enumerate(sections, start=1))
     page = (
@@ -38,13 +38,13 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> None:
         f"<body>\n<h1>{escape(title)}</h1>\n<ul>{links}</ul>\n{''.join(body for _, body in sections)}</body>\n</html>\n"
     )
     try:
-        replace_file(Path(path), page)
+        write_atomically(Path(path), page)
     except OSError as error:
         raise UserError(f"--out {path} cannot be written ({error.strerror}).") from error
 
 
-def _section(folder: Path, number: int) -> tuple[str, str]:
-    """The title of a run, and its part of the page."""
+def _run_section(folder: Path, number: int) -> tuple[str, str]:
+    """The title of a run, and its section of the page."""
     manifest = read_manifest(folder)
     try:
         found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -53,7 +53,7 @@ def _section(folder: Path, number: int) -> tuple[str, str]:
     parts = [f'<section id="run{number}">\n<h2>{escape(found["title"])}</h2>\n']
     made = ", ".join(f"{name} {value}" for name, value in manifest["machine"].items())
     parts.append(f'<p><code>{escape(command_line(manifest))}</code></p>\n<p class="note">{escape(made)}</p>\n')
-    parts += [_table(table) for table in found["tables"]]
+    parts += [_table_html(table) for table in found["tables"]]
     for name in found["figures"]:
         data = base64.b64encode((folder / name).read_bytes()).decode("ascii")
         alt = escape(f"{found['title']}: {Path(name).stem}", quote=True)
@@ -61,7 +61,9 @@ def _section(folder: Path, number: int) -> tuple[str, str]:
     return found["title"], "".join([*parts, "</section>\n"])
 
 
-def _table(table: Mapping[str, Any]) -> str:
+def _table_html(table: Mapping[str, Any]) -> str:
+    """A table of `result.json` as HTML."""
+
     def line(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>\n"
 

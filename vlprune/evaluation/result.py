@@ -1,4 +1,4 @@
-"""What a study finds: tables, figures and the numbers behind them, and how they are written down."""
+"""The result of a study: tables, figures and the numbers behind them, and how they are saved."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A title, columns and rows of words; `note` says how to read it.
+class ResultTable:
+    """A title, columns and rows of text; `note` says how to read it.
 
-    >>> print(Table("Sums", ["a", "b"], [["1", "x|y"]], "All of them.").markdown())
+    >>> print(ResultTable("Sums", ["a", "b"], [["1", "x|y"]], "All of them.").to_markdown())
     ### Sums
     <BLANKLINE>
     | a | b |
@@ -32,7 +32,9 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
+        """The table as Markdown, under its title."""
+
         def line(words: Sequence[str]) -> str:
             return "| " + " | ".join(word.replace("|", "\\|") for word in words) + " |"
 
@@ -40,7 +42,8 @@ class Table:
         lines = [f"### {self.title}", "", line(self.columns), rule, *map(line, self.rows)]
         return "\n".join([*lines, "", self.note] if self.note else lines)
 
-    def rich(self) -> RichTable:
+    def to_rich(self) -> RichTable:
+        """The table for the terminal."""
         from rich.markup import escape
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -55,11 +58,14 @@ class Table:
 
 
 @dataclass
-class Result:
-    """`figures` are drawn ones by file name, without ending; `data` is what the tables were made of, for JSON."""
+class StudyResult:
+    """What a study returns.
+
+    `figures` are by file name, without ending; `data` is what the tables were made of, for JSON.
+    """
 
     title: str
-    tables: list[Table]
+    tables: list[ResultTable]
     figures: dict[str, Figure] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
 
@@ -75,5 +81,5 @@ class Result:
         ]
         found = {"title": self.title, "tables": tables, "figures": pictures, "data": self.data}
         (folder / "result.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        parts = [f"# {self.title}", *(t.markdown() for t in self.tables), *(f"![{p}]({p})" for p in pictures)]
+        parts = [f"# {self.title}", *(t.to_markdown() for t in self.tables), *(f"![{p}]({p})" for p in pictures)]
         (folder / "result.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")

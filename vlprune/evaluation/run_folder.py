@@ -1,4 +1,4 @@
-"""A run directory: what was asked for, every answer as it comes, and what was found."""
+"""The folder of a run: its settings, every answer as soon as it is given, and the result."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from vlprune.errors import UserError
 MANIFEST = "manifest.json"
 
 
-class Run:
+class RunFolder:
     """A folder with `manifest.json`, one JSONL file of answers per cell (a method at a budget), and the result.
 
-    Opening a folder again goes on where it stopped; with other settings it is refused.
+    A folder that holds a run with the same settings is continued; one with other settings is refused.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
-    >>> run = Run(folder, "eval", {"questions": 6})
-    >>> run.append("script@64", [{"q": 0, "right": True}])
-    >>> Run(folder, "eval", {"questions": 6}).lines("script@64")
+    >>> run = RunFolder(folder, "eval", {"questions": 6})
+    >>> run.append_answers("script@64", [{"q": 0, "right": True}])
+    >>> RunFolder(folder, "eval", {"questions": 6}).read_answers("script@64")
     [{'q': 0, 'right': True}]
-    >>> Run(folder, "eval", {"questions": 7})  # doctest: +ELLIPSIS
+    >>> RunFolder(folder, "eval", {"questions": 7})  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
     vlprune.errors.UserError: --out ... holds a run with questions=6, not 7: repeat its settings, or choose another ...
@@ -37,83 +37,85 @@ class Run:
     def __init__(
         self, folder: str | Path, command: str, settings: Mapping[str, Any], asked: Mapping[str, Any] | None = None
     ) -> None:
-        """`settings` must be the same whenever the run is opened; `asked` may change, and the last one is kept."""
-        self.folder = Path(folder)
+        """`settings` must be the same whenever the run is opened; `asked` may differ, and the last one is saved."""
+        self.path = Path(folder)
         wanted = json.loads(json.dumps({"command": command, **settings}))
-        path = self.folder / MANIFEST
-        if path.is_file():
-            self.manifest = read_manifest(self.folder)
-            self._check("", self.manifest["settings"], wanted)
+        if (self.path / MANIFEST).is_file():
+            self.manifest = read_manifest(self.path)
+            self._refuse_changes(self.manifest["settings"], wanted)
         else:
-            if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
                 raise UserError(f"--out {folder} is there already and holds no run: choose another folder.")
-            self.manifest = {"settings": wanted, "methods": {}, "refused": {}, "machine": machine()}
+            self.manifest = {"settings": wanted, "methods": {}, "refused": {}, "machine": software_versions()}
             try:
-                (self.folder / "answers").mkdir(parents=True)
+                (self.path / "answers").mkdir(parents=True)
             except OSError as error:
                 raise UserError(f"--out {folder} cannot be made ({error.strerror}).") from error
         self.manifest["asked"] = dict(asked or {})
-        self._write()
+        self._save_manifest()
 
-    def _check(self, what: str, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    def _refuse_changes(self, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Raise `UserError` if a setting is not what it was."""
         for name in {**known, **wanted}:
             if known.get(name) != wanted.get(name):
                 raise UserError(
-                    f"--out {self.folder} holds a run with {what}{name}={known.get(name)}, not {wanted.get(name)}: "
+                    f"--out {self.path} holds a run with {name}={known.get(name)}, not {wanted.get(name)}: "
                     "repeat its settings, or choose another folder."
                 )
 
-    def _write(self) -> None:
-        text = json.dumps(self.manifest, indent=1) + "\n"
-        replace_file(self.folder / MANIFEST, text)
+    def _save_manifest(self) -> None:
+        write_atomically(self.path / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 
-    def note_device(self, device: Any) -> None:
-        """Write down what the model ran on last."""
+    def save_device(self, device: Any) -> None:
+        """Save the name of the device that the model runs on."""
         import torch
 
         threads = f"CPU, {torch.get_num_threads()} threads"
         self.manifest["machine"]["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else threads
-        self._write()
+        self._save_manifest()
 
-    def note_methods(self, methods: Mapping[str, object]) -> None:
-        """Write down what the cells are; one that means something else than before is refused."""
+    def save_methods(self, methods: Mapping[str, object]) -> None:
+        """Save the settings of each cell's method; a cell that had other ones is refused."""
         said = {name: repr(method) for name, method in methods.items()}
         known = self.manifest["methods"]
-        self._check("", {name: known[name] for name in said if name in known}, {n: said[n] for n in said if n in known})
+        both = [name for name in said if name in known]
+        self._refuse_changes({name: known[name] for name in both}, {name: said[name] for name in both})
         known.update(said)
-        self._write()
+        self._save_manifest()
 
-    def note_refused(self, asked: Iterable[str], reasons: Mapping[str, str]) -> None:
-        """Write down which of the cells that were asked could not run, and why."""
+    def save_refused(self, asked: Iterable[str], reasons: Mapping[str, str]) -> None:
+        """Save which of the cells that were asked could not run, and why."""
         known = {cell: reason for cell, reason in self.refused.items() if cell not in set(asked)}
         self.manifest["refused"] = {**known, **reasons}
-        self._write()
+        self._save_manifest()
 
     @property
     def refused(self) -> dict[str, str]:
+        """The cells that could not run, with the reason."""
         return dict(self.manifest["refused"])
 
-    def _file(self, cell: str) -> Path:
-        return self.folder / "answers" / (re.sub(r"[^\w.=@+-]", "_", cell) + ".jsonl")
+    def _answers_file(self, cell: str) -> Path:
+        return self.path / "answers" / (re.sub(r"[^\w.=@+-]", "_", cell) + ".jsonl")
 
-    def lines(self, cell: str) -> list[dict[str, Any]]:
-        """The answers of a cell so far. A last line that was cut off is dropped from the file."""
-        path = self._file(cell)
+    def read_answers(self, cell: str) -> list[dict[str, Any]]:
+        """The answers of a cell so far; a last line that was cut off is dropped from the file."""
+        path = self._answers_file(cell)
         if not path.is_file():
             return []
         text = path.read_text(encoding="utf-8")
-        whole, _, torn = text.rpartition("\n")
+        complete, _, torn = text.rpartition("\n")
         if torn:
-            replace_file(path, whole + "\n" if whole else "")
-        return [json.loads(line) for line in whole.splitlines()]
+            write_atomically(path, complete + "\n" if complete else "")
+        return [json.loads(line) for line in complete.splitlines()]
 
-    def append(self, cell: str, lines: Iterable[Mapping[str, Any]]) -> None:
-        with self._file(cell).open("a", encoding="utf-8") as file:
+    def append_answers(self, cell: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Write answers behind those that the cell has."""
+        with self._answers_file(cell).open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run, or `UserError` where there is none."""
+    """The manifest of a run; raises `UserError` where there is none."""
     try:
         found: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -138,8 +140,8 @@ def default_folder(command: str, settings: Mapping[str, Any]) -> Path:
     raise AssertionError("there is always a free number")
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The files of a run that a report is made of."""
+def report_inputs(folder: Path) -> list[Path]:
+    """The files of a run that a report is made from."""
     return [folder / MANIFEST, folder / "result.json", *folder.glob("*.png"), *folder.glob("answers/*")]
 
 
@@ -159,15 +161,15 @@ def command_line(manifest: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Write a file in one go, so that no reader and no crash meets half of it."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file in one step, so that neither a reader nor a crash sees half of it."""
     half = path.with_name(path.name + ".part")
     half.write_text(text, encoding="utf-8")
     os.replace(half, path)
 
 
-def machine() -> dict[str, str]:
-    """What the figures were made with."""
+def software_versions() -> dict[str, str]:
+    """The versions of vlprune and of what its numbers depend on."""
     import torch
     import transformers
 

@@ -13,10 +13,10 @@ from vlprune.errors import UserError
 RESAMPLES = 2000
 
 
-def wilson(right: int, asked: int) -> tuple[float, float]:
-    """The 95 % interval of a share, by Wilson's score (1927): never outside [0, 1], and not of width 0 at its ends.
+def wilson_interval(right: int, asked: int) -> tuple[float, float]:
+    """95 % interval of a share, by Wilson's score (1927): never outside [0, 1], and not of width 0 at its ends.
 
-    >>> [round(x, 3) for x in wilson(10, 10)]
+    >>> [round(x, 3) for x in wilson_interval(10, 10)]
     [0.722, 1.0]
     """
     z, p = 1.959964, right / asked
@@ -25,15 +25,15 @@ def wilson(right: int, asked: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def resampled(values: Sequence[Sequence[float]], groups: Sequence[str], seed: int = 0) -> np.ndarray:
+def bootstrap_means(values: Sequence[Sequence[float]], images: Sequence[str], seed: int = 0) -> np.ndarray:
     """(RESAMPLES, k) means of k rows of outcomes in bootstrap samples of the images, so that pairs stay together.
 
     Questions about one image are not independent, so images are drawn and not questions.
 
-    >>> float(resampled([[1, 1, 1]], ["a", "a", "b"]).min())
+    >>> float(bootstrap_means([[1, 1, 1]], ["a", "a", "b"]).min())
     1.0
     """
-    _, at = np.unique(np.asarray(groups), return_inverse=True)
+    _, at = np.unique(np.asarray(images), return_inverse=True)
     count = int(at.max()) + 1
     sums = np.stack([np.bincount(at, np.asarray(row, float), count) for row in values], 1)
     sizes = np.bincount(at, minlength=count).astype(float)
@@ -42,22 +42,24 @@ def resampled(values: Sequence[Sequence[float]], groups: Sequence[str], seed: in
     return means
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """The 2.5 and 97.5 percentiles."""
+def percentile_interval(values: np.ndarray) -> tuple[float, float]:
+    """The 2.5 and 97.5 percentiles: a 95 % interval of what was resampled."""
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
 
 
-def relative(part: Sequence[bool], whole: Sequence[bool], groups: Sequence[str]) -> tuple[float, float, float]:
+def relative_accuracy(
+    pruned: Sequence[bool], unpruned: Sequence[bool], images: Sequence[str]
+) -> tuple[float, float, float]:
     """The accuracy as a share of that with all tokens, and its 95 % interval by a paired bootstrap over images."""
-    means = resampled([part, whole], groups)
-    base = sum(whole) or 1
-    low, high = interval(means[:, 0] / np.maximum(means[:, 1], 1e-12))
-    return sum(part) / base, low, high
+    means = bootstrap_means([pruned, unpruned], images)
+    base = sum(unpruned) or 1
+    low, high = percentile_interval(means[:, 0] / np.maximum(means[:, 1], 1e-12))
+    return sum(pruned) / base, low, high
 
 
 def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, float]:
-    """How often only a is right, how often only b, and the exact two-sided p of such a difference by chance.
+    """McNemar's test: how often only a is right, how often only b, and the exact two-sided p of that by chance.
 
     >>> mcnemar([1, 1, 1, 1, 1, 1, 0], [0, 0, 0, 0, 0, 0, 0])
     (6, 0, 0.03125)
@@ -71,7 +73,7 @@ def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, float]:
 
 def paired_tests(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """One-sided p values that a is above b, pair by pair: the t-test's, and Wilcoxon's signed ranks'."""
-    stats = scipy_stats()
+    stats = import_scipy_stats()
     if all(x == y for x, y in zip(a, b)):
         return 1.0, 1.0
     if len({round(x - y, 12) for x, y in zip(a, b)}) == 1:  # no spread at all, where t has no meaning
@@ -81,7 +83,8 @@ def paired_tests(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     return t, float(stats.wilcoxon(a, b, alternative="greater").pvalue)
 
 
-def scipy_stats() -> Any:
+def import_scipy_stats() -> Any:
+    """`scipy.stats`; raises `UserError` where scipy is not installed."""
     try:
         from scipy import stats
     except ImportError:

@@ -194,12 +194,12 @@ ARCHITECTURES = [
 ]
 
 
-def architecture(name: str) -> Architecture:
+def get_architecture(name: str) -> Architecture:
     """The architecture of that name.
 
-    >>> architecture("llava-1.5-7b").tokens
+    >>> get_architecture("llava-1.5-7b").tokens
     576
-    >>> architecture("llava-1.5")
+    >>> get_architecture("llava-1.5")
     Traceback (most recent call last):
     ...
     ValueError: name='llava-1.5': no such architecture; did you mean 'llava-1.5-7b'?

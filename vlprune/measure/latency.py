@@ -13,11 +13,11 @@ import torch
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds. `question`: its embedding, and with a dual encoder that of the visual tokens in the same space.
-    `vision`: tower and projector. `selection`: from these two to the chosen indices.
+    """Seconds of the parts of one `generate`.
 
-    `prefill`: the LLM's first forward. `decode`: from there to the end. `rest`: what is left of the call (preparing it,
-    merging and shortening the prompt).
+    `question`: its embedding, and with a dual encoder that of the visual tokens in the same space. `vision`: tower and
+    projector. `selection`: from these two to the chosen indices. `prefill`: the LLM's first forward. `decode`: from
+    there to the end. `rest`: what is left of the call (preparing it, merging and shortening the prompt).
 
     >>> Latency(vision=1.0, selection=0.5, prefill=2.0, decode=3.0, rest=0.25).total
     6.75
@@ -32,6 +32,7 @@ class Latency:
 
     @property
     def total(self) -> float:
+        """Seconds of the whole call."""
         return self.question + self.vision + self.selection + self.prefill + self.decode + self.rest
 
     @staticmethod
@@ -47,11 +48,11 @@ class Latency:
 
 
 class Clock:
-    """Times one `model.generate` inside its `with`; hooks see the phases go by, and are gone afterwards.
+    """Times the parts of one `model.generate` inside its `with`, by hooks that it removes afterwards.
 
     `pruner` is the one attached to the model, if any: it knows the seconds of question and selection. On a GPU the
-    marks wait for the device, five times a call; decoding steps are not slowed. `prompt` is then (rows, tokens) of what
-    entered the LLM.
+    clock waits for the device, five times a call; decoding steps are not slowed. Afterwards `latency` holds the
+    seconds, and `prompt` the (rows, tokens) that entered the LLM.
 
     >>> from vlprune import Random, attach, pocket
     >>> model, processor, _ = pocket.load()
@@ -66,8 +67,8 @@ class Clock:
     def __init__(self, model: Any, pruner: Any = None) -> None:
         self._model, self._pruner = model, pruner
         self._handles: list[Any] = []
-        self._vision = self._began = self._entered = self._looking = 0.0
-        self._first: float | None = None
+        self._vision = self._began = self._prefill_began = self._vision_began = 0.0
+        self._prefill_ended: float | None = None
         self.prompt: tuple[int, int] = (0, 0)
         self.latency = Latency()
 
@@ -80,7 +81,7 @@ class Clock:
             self._handles.append(encoder.register_forward_hook(self._vision_stops))
         self._handles.append(decoder.register_forward_pre_hook(self._prefill_starts, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._forward_stops))
-        self._vision, self._first = 0.0, None
+        self._vision, self._prefill_ended = 0.0, None
         self._began = self._now()
         return self
 
@@ -91,12 +92,12 @@ class Clock:
         if kind is not None:
             return
         ended = self._now()
-        if self._first is None:
+        if self._prefill_ended is None:
             raise RuntimeError("nothing ran inside the clock: call model.generate(...) in its with.")
         records = self._pruner.records if self._pruner is not None else []
         question = self._pruner.question_seconds if self._pruner is not None else 0.0
         selection = sum(record.seconds for record in records)
-        prefill, decode = self._first - self._entered, ended - self._first
+        prefill, decode = self._prefill_ended - self._prefill_began, ended - self._prefill_ended
         known = question + self._vision + selection + prefill + decode
         rest = max(0.0, ended - self._began - known)
         self.latency = Latency(question, self._vision, selection, prefill, decode, rest)
@@ -108,21 +109,21 @@ class Clock:
         return time.perf_counter()
 
     def _vision_starts(self, module: Any, args: Any) -> None:
-        if self._first is None:
-            self._looking = self._now()
+        if self._prefill_ended is None:
+            self._vision_began = self._now()
 
     def _vision_stops(self, module: Any, args: Any, output: Any) -> None:
-        if self._first is None:
-            self._vision += self._now() - self._looking
+        if self._prefill_ended is None:
+            self._vision += self._now() - self._vision_began
 
     def _prefill_starts(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        # A pruner looks into the decoder's door once before the real call, so the last entry counts.
-        if self._first is None:
+        # a pruner enters the decoder once before the real call, to see its inputs, so the last entry counts
+        if self._prefill_ended is None:
             embeds = kwargs.get("inputs_embeds")
             if embeds is not None:
                 self.prompt = (embeds.shape[0], embeds.shape[1])
-            self._entered = self._now()
+            self._prefill_began = self._now()
 
     def _forward_stops(self, module: Any, args: Any, output: Any) -> None:
-        if self._first is None:
-            self._first = self._now()
+        if self._prefill_ended is None:
+            self._prefill_ended = self._now()

@@ -9,13 +9,13 @@ import torch
 from vlprune.measure.flops import LLMShape
 
 
-def cache_bytes(cache: Any) -> int:
+def kv_cache_bytes(cache: Any) -> int:
     """Bytes of the keys and values that a transformers cache holds, over all layers (a static cache: what it reserves).
 
     >>> from transformers import DynamicCache
     >>> cache = DynamicCache()
     >>> _ = cache.update(torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8), 0)
-    >>> cache_bytes(cache)
+    >>> kv_cache_bytes(cache)
     640
     """
     layers = getattr(cache, "layers", None)
@@ -26,7 +26,7 @@ def cache_bytes(cache: Any) -> int:
 
 
 def kv_bytes(model: Any, tokens: int, *, batch: int = 1, dtype: torch.dtype | None = None) -> int:
-    """Bytes that the cache of `tokens` tokens takes; `dtype` is the model's own unless given.
+    """Bytes that the keys and values of `tokens` tokens take, by formula; `dtype` is the model's own unless given.
 
     >>> vicuna = LLMShape(layers=32, width=4096, inner=11008, heads=32, kv_heads=32, head_width=128, vocabulary=32064)
     >>> kv_bytes(vicuna, 576, dtype=torch.float16) / 2**20

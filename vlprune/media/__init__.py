@@ -1,1 +1,1 @@
-"""Images and videos that users hand us, and the files that commands write."""
+"""Images and videos that users hand us, read with care, and the files that commands write."""

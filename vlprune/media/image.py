@@ -1,4 +1,4 @@
-"""Images on their way in: opened without trusting the file, and shown as the model saw them."""
+"""Images from files that are not trusted, and images as a model saw them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000"
 MAX_PIXELS = 89_478_485
 #: Image processors bring the short side to a fixed size, so a long strip would grow without bound.
 MAX_ASPECT = 200
-#: What Pillow's decoders raise on files that lie or end early.
-BROKEN = (OSError, SyntaxError, EOFError, ValueError, IndexError, TypeError, struct.error, zlib.error)
+#: What Pillow's decoders raise on damaged files and on those that end early.
+DECODE_ERRORS = (OSError, SyntaxError, EOFError, ValueError, IndexError, TypeError, struct.error, zlib.error)
 
 
 class ImageError(ValueError):
     """The file is no image that can be used; the message says why in one sentence."""
 
 
-def existing(path: str | Path) -> Path:
-    """The path of a file that is there."""
+def check_file(path: str | Path) -> Path:
+    """The path of a file; raises `ImageError` where there is none."""
     path = Path(path)
     if not path.exists():
         raise ImageError(f"there is no file {str(path)!r}.")
@@ -49,7 +49,7 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    path = existing(path)
+    path = check_file(path)
     name = repr(str(path))
     Image.init()
     formats = [kind for kind in FORMATS if kind in Image.OPEN]
@@ -63,7 +63,7 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
         raise ImageError(f"{name} is not an image (PNG, JPEG, WebP, GIF, BMP, TIFF or PPM).") from error
     except PermissionError as error:
         raise ImageError(f"{name} may not be read.") from error
-    except BROKEN as error:
+    except DECODE_ERRORS as error:
         raise ImageError(f"{name} is a truncated or damaged image.") from error
     with opened:
         width, height = opened.size
@@ -77,14 +77,15 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
             )
         try:
             opened.load()
-            return _rgb(ImageOps.exif_transpose(opened))
+            return _to_rgb(ImageOps.exif_transpose(opened))
         except Image.DecompressionBombError as error:
             raise ImageError(f"{name} is too large: at most {max_pixels:,} pixels are opened.") from error
-        except BROKEN as error:
+        except DECODE_ERRORS as error:
             raise ImageError(f"{name} is a truncated or damaged image.") from error
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """The image with 8 bits of red, green and blue."""
     if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
         import numpy as np
         from PIL import Image
@@ -94,13 +95,13 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def as_seen(pixels: Tensor, processor: Any) -> Image.Image:
-    """The image that the model saw: `pixels` (3, H, W) as the processor resized and cropped them, without its scaling.
+def image_from_pixels(pixels: Tensor, processor: Any) -> Image.Image:
+    """The image that the model saw: `pixels` (3, H, W) of the processor, resized and cropped, with its scaling undone.
 
     >>> import torch
     >>> class Processor:
     ...     image_mean, image_std = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
-    >>> as_seen(torch.zeros(3, 2, 4), Processor()).size
+    >>> image_from_pixels(torch.zeros(3, 2, 4), Processor()).size
     (4, 2)
     """
     import torch

@@ -1,4 +1,4 @@
-"""A few frames of a video, evenly spread: only they are decoded for keeps, whatever the length of the file."""
+"""A few frames of a video, evenly spread; what is held in memory does not grow with the length of the file."""
 
 from __future__ import annotations
 
@@ -8,13 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlprune.media.image import ImageError, existing
+from vlprune.media.image import ImageError, check_file
 
 if TYPE_CHECKING:
     import numpy as np
 
-#: By which names a file is taken for a video.
-ENDINGS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".wmv", ".flv", ".ogv", ".3gp")
+#: Endings of names by which a file is taken for a video.
+VIDEO_ENDINGS = (
+    ".mp4",
+    ".m4v",
+    ".mov",
+    ".mkv",
+    ".webm",
+    ".avi",
+    ".mpg",
+    ".mpeg",
+    ".ts",
+    ".wmv",
+    ".flv",
+    ".ogv",
+    ".3gp",
+)
 #: Containers that hold their frames themselves: playlists, which name other files and addresses, are not read.
 CONTAINERS = "mov,matroska,avi,mpeg,mpegts,asf,flv,ogg"
 #: All frames together, as many as fill a gigabyte in RGB.
@@ -23,7 +37,7 @@ MAX_PIXELS = 357_913_941
 
 @dataclass(frozen=True)
 class Clip:
-    """The `frames` that were taken, each (height, width, 3), and their `numbers` among the `total` of the video."""
+    """Some frames of a video: `frames`, each (height, width, 3), and their `numbers` among the `total` of the video."""
 
     frames: list[np.ndarray]
     numbers: list[int]
@@ -32,7 +46,7 @@ class Clip:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What processors of transformers want to know beside the frames."""
+        """The metadata that processors of transformers take with the frames."""
         height, width, _ = self.frames[0].shape
         seconds = self.total / self.fps
         size = {"total_num_frames": self.total, "fps": self.fps, "duration": seconds, "width": width, "height": height}
@@ -57,27 +71,16 @@ def read_clip(
     ...
     vlprune.media.image.ImageError: there is no file 'no-such.mp4'.
     """
-    path = existing(path)
+    path = check_file(path)
     name = repr(str(path))
-    try:
-        import av
-    except ImportError as error:
-        raise ImageError(
-            f"{name} is a video, and reading videos needs PyAV: pip install 'vlprune[video]', or pip install av."
-        ) from error
-    try:
-        container = av.open(str(path.resolve()), options={"format_whitelist": CONTAINERS})
-    except PermissionError as error:
-        raise ImageError(f"{name} may not be read.") from error
-    except (av.FFmpegError, OSError, ValueError) as error:
-        raise ImageError(f"{name} is not a video, or a truncated one.") from error
+    av, container = _open_container(path)
     with container:
         if not container.streams.video:
             raise ImageError(f"{name} has no pictures that can be read: it is empty, truncated, or has sound only.")
         stream = container.streams.video[0]
         stream.thread_type = "AUTO"
         try:
-            times, keys = _times(container, stream)
+            times, keys = _frame_times(container, stream)
             numbers = [i * len(times) // count for i in range(count)] if len(times) > count else [*range(len(times))]
             if not numbers:
                 raise ImageError(f"{name} has no frames.")
@@ -88,7 +91,7 @@ def read_clip(
                     f"which {max_pixels:,} are held at most; ask for at most {max_pixels // pixels:,} frames."
                 )
             frames = []
-            for frame in _decoded(container, stream, [times[number] for number in numbers], keys):
+            for frame in _decode_frames(container, stream, [times[number] for number in numbers], keys):
                 frames.append(frame)
                 tick(len(frames), len(numbers))
         except (av.FFmpegError, EOFError) as error:
@@ -97,8 +100,25 @@ def read_clip(
     return Clip(frames, numbers, len(times), float(rate) if rate else 24.0)
 
 
-def _times(container: Any, stream: Any) -> tuple[list[int], list[tuple[int, int]]]:
-    """When the frames are to be shown, in order; and of those that need no others to be decoded, also where to seek.
+def _open_container(path: Path) -> tuple[Any, Any]:
+    """PyAV, and the file opened with it."""
+    name = repr(str(path))
+    try:
+        import av
+    except ImportError as error:
+        raise ImageError(
+            f"{name} is a video, and reading videos needs PyAV: pip install 'vlprune[video]', or pip install av."
+        ) from error
+    try:
+        return av, av.open(str(path.resolve()), options={"format_whitelist": CONTAINERS})
+    except PermissionError as error:
+        raise ImageError(f"{name} may not be read.") from error
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise ImageError(f"{name} is not a video, or a truncated one.") from error
+
+
+def _frame_times(container: Any, stream: Any) -> tuple[list[int], list[tuple[int, int]]]:
+    """The times of all frames, in order, and of each key frame its time and the place to seek it at.
 
     Raises `EOFError` if the file holds less than its header says.
     """
@@ -121,8 +141,8 @@ def _times(container: Any, stream: Any) -> tuple[list[int], list[tuple[int, int]
     return sorted(times), sorted(keys)
 
 
-def _decoded(container: Any, stream: Any, wanted: list[int], keys: list[tuple[int, int]]) -> Iterator[np.ndarray]:
-    """The frames at the times that are wanted, or the next after each."""
+def _decode_frames(container: Any, stream: Any, wanted: list[int], keys: list[tuple[int, int]]) -> Iterator[np.ndarray]:
+    """The frames at the times that are wanted, or the next after each, decoded from the key frame before."""
     now: int | None = None
     frames: Iterator[Any] = iter(())
     starts = [time for time, _ in keys]
@@ -141,6 +161,7 @@ def _decoded(container: Any, stream: Any, wanted: list[int], keys: list[tuple[in
 
 
 def _upright(frame: Any) -> np.ndarray:
+    """The pixels of a frame (height, width, 3) in RGB, rotated as its metadata says."""
     import numpy as np
 
     pixels = frame.to_ndarray(format="rgb24")

@@ -1,24 +1,21 @@
 """A coarser picture: neighbouring tokens averaged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from vlprune.methods.base import Method
+from vlprune.methods.registry import register_method
 from vlprune.selection import grid_cells, group_means
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.types import Query, Selection, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
 class AveragePool(Method):
     """The means of equal cells of the token grid, each in the place of the token in its middle.
 
     >>> import torch
-    >>> from vlprune.models import TokenView
+    >>> from vlprune.types import TokenView
     >>> pooled = AveragePool(keep=2).select(TokenView(torch.arange(8.0).view(1, 8, 1), (2, 4)), None)
     >>> pooled.kept.tolist(), pooled.embeddings.flatten().tolist()
     ([[0, 2]], [2.5, 4.5])

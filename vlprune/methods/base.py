@@ -1,19 +1,18 @@
-"""What a method is: a frozen dataclass whose fields are its settings and whose `select` is its code."""
-
-from __future__ import annotations
+"""The base classes of methods: a method is a frozen dataclass whose fields are its settings, `select` is its code."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
 
 from vlprune.budget import Budget
-from vlprune.types import Selection
+from vlprune.methods.settings import check_query_settings
+from vlprune.selection import highest
+from vlprune.types import Query, Selection, TokenView
 
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
-
-#: What a view may lack, as an error names it.
-_GIFTS = {
+#: The fields that a view may lack, as an error names them.
+_OPTIONAL_FIELDS = {
     "tower": "the vision tower's hidden states",
     "attention": "the attention inside the vision tower",
     "keys": "the keys of the vision tower's attention",
@@ -24,7 +23,7 @@ _GIFTS = {
 class Accounting(NamedTuple):
     """A budget in both of the ways papers count it, in visual tokens per image.
 
-    `entering` are the tokens that enter the LLM, `layer_average` the mean of those that each of its layers sees.
+    `entering` are the tokens that enter the LLM, `layer_average` is the mean of those that each of its layers sees.
     """
 
     entering: int
@@ -43,7 +42,7 @@ class Method(ABC):
     keep: int | float | Budget = 64
 
     name: ClassVar[str]
-    #: Whether `select` looks at the question. Where it does, a `relevance` field may name its source: "llm" or "clip".
+    #: Whether `select` looks at the question. If so, a `relevance` field may name its source: "llm" or "clip".
     needs_query: ClassVar[bool] = False
     #: Whether `select` looks at the view's `attention`, `keys` or `cls`, which are not computed otherwise.
     needs_attention: ClassVar[bool] = False
@@ -60,11 +59,11 @@ class Method(ABC):
         Budget.of(self.keep)
 
     def count(self, n: int) -> int:
-        """How many of an image's `n` tokens to keep."""
+        """The number of tokens to keep of an image of `n` tokens."""
         return Budget.of(self.keep).count(n)
 
     def accounting(self, n: int, layers: int) -> Accounting:
-        """What the budget comes to for an image of `n` tokens in an LLM of `layers` layers.
+        """The budget for an image of `n` tokens in an LLM of `layers` layers, counted both ways.
 
         With a quota per tile or frame: for one tile or frame of `n` tokens.
 
@@ -75,19 +74,6 @@ class Method(ABC):
         m = self.count(n)
         return Accounting(m, float(m))
 
-    def __add__(self, other: object) -> Method:
-        """This method before the LLM, then one inside it, which sees what this one left.
-
-        >>> from vlprune import FastV, Random
-        >>> (Random(keep=192) + FastV(keep=64)).accounting(576, layers=32)
-        Accounting(entering=192, layer_average=72.0)
-        """
-        from vlprune.methods.in_llm import InLLMMethod, TwoStage
-
-        if isinstance(self, (InLLMMethod, TwoStage)) or not isinstance(other, InLLMMethod):
-            return NotImplemented
-        return TwoStage(self.keep, self, other)
-
     @abstractmethod
     def select(self, view: TokenView, query: Query | None) -> Selection:
         """Choose `count(view.n)` tokens of each image of the view; `query` is None unless `needs_query`.
@@ -96,12 +82,41 @@ class Method(ABC):
         on the others in the view.
         """
 
-    def given(self, view: TokenView, field: str) -> Any:
-        """A field of the view that the method cannot do without."""
+    def require(self, view: TokenView, field: str) -> Any:
+        """A field of the view that the method cannot do without; `ValueError` if the model did not give it."""
         value = getattr(view, field)
         if value is None:
-            raise ValueError(f"{self.name} needs {_GIFTS[field]} (view.{field}), which this model did not give.")
+            missing = _OPTIONAL_FIELDS[field]
+            raise ValueError(f"{self.name} needs {missing} (view.{field}), which this model did not give.")
         return value
+
+
+@dataclass(frozen=True)
+class ScoreMethod(Method):
+    """A method that only ranks: a subclass writes `score`, and the tokens with the highest scores are kept.
+
+    >>> import torch
+    >>> class Longest(ScoreMethod):
+    ...     name = "longest"
+    ...     def score(self, view, query):
+    ...         return view.features.norm(dim=2)
+    >>> view = TokenView(torch.tensor([[[1.0], [4.0], [2.0], [3.0]]]), grid=(2, 2))
+    >>> Longest(keep=2).select(view, None).kept.tolist()
+    [[1, 3]]
+    """
+
+    #: The field of the `Selection` that shows the scores, "scores" or "relevance"; None shows them nowhere.
+    shown_as: ClassVar[str | None] = "scores"
+
+    @abstractmethod
+    def score(self, view: TokenView, query: Query | None) -> Tensor:
+        """(B, n) a score for each token; the higher, the better."""
+
+    def select(self, view: TokenView, query: Query | None) -> Selection:
+        """Keep the `count(view.n)` tokens with the highest scores; on a tie the lower index."""
+        scores = self.score(view, query)
+        order = highest(scores, self.count(view.n))
+        return Selection.from_order(order, **({self.shown_as: scores} if self.shown_as else {}))
 
 
 @dataclass(frozen=True)
@@ -120,7 +135,4 @@ class QueryMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field, allowed in (("relevance", ("auto", "llm", "clip")), ("sign", (None, 1, -1))):
-            value = getattr(self, field)
-            if value not in allowed or isinstance(value, bool):
-                raise ValueError(f"{field}={value!r}: choose from {', '.join(map(repr, allowed))}.")
+        check_query_settings(self.relevance, self.sign)

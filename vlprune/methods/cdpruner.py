@@ -1,18 +1,15 @@
 """CDPruner: diverse tokens, given the question."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from vlprune.methods.base import QueryMethod
+from vlprune.methods.registry import register_method
 from vlprune.selection import greedy_map_features, relevance_scores
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.types import Query, Selection, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
 class CDPruner(QueryMethod):
     """Greedy determinantal selection on the cosine kernel of the tokens, weighted by relevance on both sides.
@@ -31,4 +28,4 @@ class CDPruner(QueryMethod):
         assert query is not None
         relevance = relevance_scores(query.image, query.text, sign=query.sign)
         order = greedy_map_features(view.features, relevance, self.count(view.n))
-        return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
+        return Selection.from_order(order, relevance=relevance)

@@ -1,24 +1,21 @@
 """Diversity without the question: the determinantal process with every token equally relevant."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from vlprune.methods.base import Method
+from vlprune.methods.registry import register_method
 from vlprune.selection import greedy_map_features
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.types import Query, Selection, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
 class DppOnly(Method):
     """Greedy determinantal selection on the cosine kernel of the tokens.
 
     >>> import torch
-    >>> from vlprune.models import TokenView
+    >>> from vlprune.types import TokenView
     >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]])
     >>> DppOnly(keep=2).select(TokenView(tokens, (2, 2)), None).kept
     tensor([[0, 2]])
@@ -29,4 +26,4 @@ class DppOnly(Method):
     def select(self, view: TokenView, query: Query | None) -> Selection:
         ones = view.features.new_ones(view.features.shape[:2])
         order = greedy_map_features(view.features, ones, self.count(view.n))
-        return Selection(kept=order.sort(dim=1).values, order=order)
+        return Selection.from_order(order)

@@ -1,13 +1,13 @@
 """FastV: after two layers, keep what the last token looks at."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vlprune.methods.in_llm import InLLMMethod, check_layers, scaled
+from vlprune.methods.in_llm import InLLMMethod, check_cut_layers, scale_layers
+from vlprune.methods.registry import register_method
 
 
+@register_method
 @dataclass(frozen=True)
 class FastV(InLLMMethod):
     """After two layers of the LLM, the tokens that the prompt's last token attends to.
@@ -22,7 +22,7 @@ class FastV(InLLMMethod):
 
     >>> FastV(keep=64).accounting(576, layers=32)
     Accounting(entering=576, layer_average=96.0)
-    >>> FastV(keep=0.5).stages(576, layers=32), FastV(keep=0.5).stages(1280, layers=28)
+    >>> FastV(keep=0.5).cut_schedule(576, layers=32), FastV(keep=0.5).cut_schedule(1280, layers=28)
     (((2, 288),), ((2, 640),))
     """
 
@@ -38,9 +38,9 @@ class FastV(InLLMMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_layers("layer", None if self.layer is None else (self.layer,), 1)
+        check_cut_layers("layer", None if self.layer is None else (self.layer,), 1)
 
-    def stages(self, n: int, layers: int) -> tuple[tuple[int, int], ...]:
+    def cut_schedule(self, n: int, layers: int) -> tuple[tuple[int, int], ...]:
         """One cut."""
-        (layer,) = (self.layer,) if self.layer is not None else scaled((2,), layers)
+        (layer,) = (self.layer,) if self.layer is not None else scale_layers((2,), layers)
         return ((layer, self.count(n)),)

@@ -1,19 +1,16 @@
 """Script's graph alone: drop what is redundant, without the question."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from vlprune.methods.base import Method
+from vlprune.methods.registry import register_method
 from vlprune.selection import graph_keep, graph_scores
 from vlprune.selection.graph import check_graph
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.types import Query, Selection, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
 class GraphOnly(Method):
     """The least redundant tokens by Script's similarity graph.
@@ -21,7 +18,7 @@ class GraphOnly(Method):
     `tau`, `gamma` and `graph` are as in `Script`.
 
     >>> import torch
-    >>> from vlprune.models import TokenView
+    >>> from vlprune.types import TokenView
     >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]])
     >>> GraphOnly(keep=1).select(TokenView(tokens, (2, 2)), None).kept.tolist()
     [[2]]

@@ -1,14 +1,14 @@
 """PyramidDrop: fewer and fewer tokens, in stages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
 from vlprune.budget import Budget
-from vlprune.methods.in_llm import InLLMMethod, check_layers, falling, scaled
+from vlprune.methods.in_llm import InLLMMethod, check_cut_layers, equal_ratio_counts, scale_layers
+from vlprune.methods.registry import register_method
 
 
+@register_method
 @dataclass(frozen=True)
 class PyramidDrop(InLLMMethod):
     """Fewer tokens after each quarter of the LLM: those that its next layer would attend to.
@@ -20,7 +20,7 @@ class PyramidDrop(InLLMMethod):
     those stay that the prompt's last token would attend to most in the layer that follows, averaged over the heads;
     positions are numbered anew. `layers` are other layers to cut before, however many.
 
-    >>> PyramidDrop().stages(576, layers=32)
+    >>> PyramidDrop().cut_schedule(576, layers=32)
     ((8, 288), (16, 144), (24, 72))
     >>> PyramidDrop().accounting(576, layers=32)
     Accounting(entering=576, layer_average=270.0)
@@ -35,9 +35,9 @@ class PyramidDrop(InLLMMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_layers("layers", self.layers)
+        check_cut_layers("layers", self.layers)
 
-    def stages(self, n: int, layers: int) -> tuple[tuple[int, int], ...]:
+    def cut_schedule(self, n: int, layers: int) -> tuple[tuple[int, int], ...]:
         """Three cuts, or as many as `layers` names."""
-        at = self.layers if self.layers is not None else scaled((8, 16, 24), layers)
-        return tuple(zip(at, falling(n, self.keep, len(at))))
+        at = self.layers if self.layers is not None else scale_layers((8, 16, 24), layers)
+        return tuple(zip(at, equal_ratio_counts(n, self.keep, len(at))))

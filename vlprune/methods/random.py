@@ -1,24 +1,22 @@
 """The reference that every method must beat: tokens at random."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from vlprune.methods.base import Method
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.methods.base import ScoreMethod
+from vlprune.methods.registry import register_method
+from vlprune.types import Query, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
-class Random(Method):
+class Random(ScoreMethod):
     """A random choice that depends on `seed` and the image's number of tokens alone, whatever the batch or device.
 
-    >>> from vlprune.models import TokenView
+    >>> from vlprune.types import TokenView
     >>> Random(keep=3, seed=1).select(TokenView(torch.zeros(1, 9, 2), (3, 3)), None).kept.shape
     torch.Size([1, 3])
     """
@@ -26,9 +24,9 @@ class Random(Method):
     seed: int = 0
 
     name: ClassVar[str] = "random"
+    shown_as: ClassVar[str | None] = None
 
-    def select(self, view: TokenView, query: Query | None) -> Selection:
+    def score(self, view: TokenView, query: Query | None) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + view.n)
-        order = torch.randperm(view.n, generator=generator)[: self.count(view.n)].to(view.features.device)
-        order = order.expand(view.features.shape[0], -1)
-        return Selection(kept=order.sort(dim=1).values, order=order)
+        rank = torch.randperm(view.n, generator=generator).argsort()
+        return -rank.to(view.features.device, torch.float32).expand(len(view.features), -1)

@@ -1,20 +1,19 @@
 """Relevance alone: what the question is about, however often it says the same."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from vlprune.methods.base import QueryMethod
-from vlprune.selection import highest, relevance_scores
-from vlprune.types import Selection
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.methods.base import QueryMethod, ScoreMethod
+from vlprune.methods.registry import register_method
+from vlprune.selection import relevance_scores
+from vlprune.types import Query, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
-class RelevanceTopK(QueryMethod):
+class RelevanceTopK(QueryMethod, ScoreMethod):
     """The tokens that are most relevant to the question.
 
     Script's relevance without its diversity. `relevance` and `sign` are as in `Script`.
@@ -26,9 +25,8 @@ class RelevanceTopK(QueryMethod):
     """
 
     name: ClassVar[str] = "relevance_top_k"
+    shown_as: ClassVar[str | None] = "relevance"
 
-    def select(self, view: TokenView, query: Query | None) -> Selection:
+    def score(self, view: TokenView, query: Query | None) -> Tensor:
         assert query is not None
-        relevance = relevance_scores(query.image, query.text, sign=query.sign)
-        order = highest(relevance, self.count(view.n))
-        return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
+        return relevance_scores(query.image, query.text, sign=query.sign)

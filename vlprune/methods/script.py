@@ -1,31 +1,21 @@
 """Script: drop what is redundant, keep what the question asks about."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vlprune.budget import Budget
 from vlprune.methods.base import Method
-from vlprune.selection import graph_scores, greedy_gains, relevance_scores, select_scored, select_script
+from vlprune.methods.registry import register_method
+from vlprune.methods.settings import check_query_settings
+from vlprune.selection import graph_scores, greedy_gains, relevance_scores, select_script
+from vlprune.selection.checks import check_choice
 from vlprune.selection.dpp import KERNELS
 from vlprune.selection.fusion import RULES
-from vlprune.selection.graph import GRAPHS
-from vlprune.selection.threshold import THRESHOLDS
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
-
-CHOICES: dict[str, tuple[object, ...]] = {
-    "graph": GRAPHS,
-    "kernel": KERNELS,
-    "fusion": RULES,
-    "relevance": ("auto", "llm", "clip"),
-    "sign": (None, 1, -1),
-}
+from vlprune.selection.graph import check_graph
+from vlprune.types import Query, Selection, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
 class Script(Method):
     """Graph-structured pruning and query-conditioned selection.
@@ -69,37 +59,31 @@ class Script(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field, allowed in CHOICES.items():
-            value = getattr(self, field)
-            if value not in allowed or isinstance(value, bool):
-                raise ValueError(f"{field}={value!r}: choose from {', '.join(map(repr, allowed))}.")
-        if isinstance(self.tau, str) and self.tau not in THRESHOLDS:
-            raise ValueError(f"tau={self.tau!r}: a cosine from -1 to 1, or {' or '.join(map(repr, THRESHOLDS))}.")
-        if not isinstance(self.tau, str) and not -1.0 <= self.tau <= 1.0:
-            raise ValueError(f"tau={self.tau}: a cosine, from -1 to 1.")
-        if not 0.0 <= self.gamma < float("inf"):
-            raise ValueError(f"gamma={self.gamma}: must be finite and not negative.")
+        check_graph(self.tau, self.gamma, self.graph)
+        check_choice("kernel", self.kernel, KERNELS)
+        check_choice("fusion", self.fusion, RULES)
+        check_query_settings(self.relevance, self.sign)
         if not 0.0 < self.rho <= 1.0:
             raise ValueError(f"rho={self.rho}: a share of the tokens, in (0, 1].")
         if not 0.0 <= self.fill <= 1.0:
             raise ValueError(f"fill={self.fill}: a share of what the first token adds, from 0 to 1.")
         if self.fusion == "supplement" and Budget.of(self.keep).adaptive is not None:
-            raise ValueError("fusion='supplement' does not choose one by one: an adaptive budget does not go with it.")
+            raise ValueError("fusion='supplement': it chooses all at once, so an adaptive budget does not go with it.")
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         assert query is not None
         budget, m = Budget.of(self.keep), self.count(view.n)
         if view.frames > 1 and self.fusion != "released":
-            return self._by_frames(view, query, m)
+            return self._select_by_frames(view, query, m)
         if budget.adaptive is None:
-            return self._choose(view, query, m, self.fill)
-        chosen = self._choose(view, query, budget.bounds(view.n)[1], 0.0)
+            return self._select_fixed(view, query, m, self.fill)
+        chosen = self._select_fixed(view, query, budget.bounds(view.n)[1], 0.0)
         assert chosen.order is not None
         assert chosen.relevance is not None
         gains = greedy_gains(view.features, chosen.relevance, chosen.order, kind=self.kernel)
         sizes = tuple(budget.needed(image) for image in gains.tolist())
         if self.fill > budget.adaptive:
-            chosen = self._choose(view, query, chosen.order.shape[1], self.fill)
+            chosen = self._select_fixed(view, query, chosen.order.shape[1], self.fill)
         assert chosen.order is not None
         kept = chosen.order[:, : max(sizes, default=0)].clone()
         for row, size in zip(kept, sizes):
@@ -107,8 +91,9 @@ class Script(Method):
             row[size:] = row[0]
         return replace(chosen, kept=kept, gains=gains, sizes=sizes)
 
-    def _choose(self, view: TokenView, query: Query, m: int, fill: float) -> Selection:
-        own = query.image is view.features  # then relevance is one with the rest
+    def _select_fixed(self, view: TokenView, query: Query, m: int, fill: float) -> Selection:
+        """Choose m tokens of each image."""
+        own = query.image is view.features  # then relevance is computed with the rest
         return select_script(
             view.features,
             query.text if own else None,
@@ -125,17 +110,18 @@ class Script(Method):
             relevance=None if own else relevance_scores(query.image, query.text, sign=query.sign),
         )
 
-    def _by_frames(self, view: TokenView, query: Query, m: int) -> Selection:
-        """m of each frame: what repeats another frame is redundant too, so the graph spans the video."""
+    def _select_by_frames(self, view: TokenView, query: Query, m: int) -> Selection:
+        """Choose m tokens of each frame; the graph spans the video: what repeats another frame is redundant too."""
         video = view.features.reshape(-1, view.frames * view.n, view.features.shape[2])
-        return select_scored(
+        return select_script(
             view.features,
-            relevance_scores(query.image, query.text, sign=query.sign),
-            graph_scores(video, tau=self.tau, gamma=self.gamma, graph=self.graph).view(-1, view.n),
+            None,
             m,
             kernel=self.kernel,
             fusion=self.fusion,
             rho=self.rho,
             fill=self.fill,
             grid=view.grid,
+            relevance=relevance_scores(query.image, query.text, sign=query.sign),
+            redundancy=graph_scores(video, tau=self.tau, gamma=self.gamma, graph=self.graph).view(-1, view.n),
         )

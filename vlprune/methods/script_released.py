@@ -1,23 +1,20 @@
 """Script as its authors' published code computes it, which is not what the paper describes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from vlprune.methods.base import QueryMethod
+from vlprune.methods.registry import register_method
 from vlprune.selection import dot_scores
 from vlprune.selection.checks import finite, require
 from vlprune.selection.numerics import TIE, exact_float32, first_best, unit_vectors, wide
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.types import Query, Selection, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
 class ScriptReleased(QueryMethod):
     """What the published code of Script keeps, for comparison with the paper's Script.
@@ -40,12 +37,12 @@ class ScriptReleased(QueryMethod):
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         assert query is not None
-        relevance = _scaled(dot_scores(query.image, query.text, sign=query.sign))
+        relevance = _min_max_scaled(dot_scores(query.image, query.text, sign=query.sign))
         order = _greedy(view.features, relevance, self.count(view.n))
-        return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
+        return Selection.from_order(order, relevance=relevance)
 
 
-def _scaled(raw: Tensor) -> Tensor:
+def _min_max_scaled(raw: Tensor) -> Tensor:
     """Scores (B, n) to [0, 1] in each image; all 1 where they are equal."""
     low, high = raw.amin(1, keepdim=True), raw.amax(1, keepdim=True)
     span, size = high - low, raw.abs().amax(1, keepdim=True)

@@ -1,17 +1,23 @@
 """SparseVLM: the words that speak of the image decide what stays of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from vlprune.budget import Budget
-from vlprune.methods.in_llm import Cut, InLLMMethod, check_layers, falling, highest, scaled
-from vlprune.selection.clusters import cluster_means, density_peaks
-from vlprune.selection.raters import rater_weights
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from vlprune.methods.in_llm import (
+    CutResult,
+    InLLMMethod,
+    check_cut_layers,
+    equal_ratio_counts,
+    scale_layers,
+)
+from vlprune.methods.registry import register_method
+from vlprune.selection.merge import density_peaks, means
+from vlprune.selection.numerics import take
+from vlprune.selection.top_k import best_first
 
 
 def _of_576(first: int, second: int, last: int) -> dict[str, Any]:
@@ -19,6 +25,7 @@ def _of_576(first: int, second: int, last: int) -> dict[str, Any]:
     return {"keep": last / 576, "before": (first / 576, second / 576)}
 
 
+@register_method
 @dataclass(frozen=True)
 class SparseVLM(InLLMMethod):
     """In three stages, the tokens that the text's most visual words attend to; some of the others come back, merged.
@@ -31,8 +38,8 @@ class SparseVLM(InLLMMethod):
     is merged into a few clusters, whose means stand behind the kept tokens; these come on top of the counts.
     Positions are numbered anew. It is version 1 of the method; `SparseVLMPlus` is version 2.
 
-    >>> SparseVLM(**SparseVLM.presets["192"]).steps(576, layers=32)
-    (Step(layer=2, keep=300, merged=9), Step(layer=6, keep=200, merged=4), Step(layer=15, keep=110, merged=3))
+    >>> [tuple(budget) for budget in SparseVLM(**SparseVLM.presets["192"]).layer_budgets(576, layers=32)]
+    [(2, 300, 9), (6, 200, 4), (15, 110, 3)]
     >>> SparseVLM(**SparseVLM.presets["192"]).accounting(576, layers=32).layer_average
     192.03125
     """
@@ -55,7 +62,7 @@ class SparseVLM(InLLMMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_layers("layers", self.layers, 3)
+        check_cut_layers("layers", self.layers, 3)
         if self.before is not None:
             if not isinstance(self.before, tuple) or len(self.before) != 2:
                 raise ValueError(f"before={self.before!r}: pass what the first two stages keep, such as (0.5, 0.3).")
@@ -64,41 +71,62 @@ class SparseVLM(InLLMMethod):
         if not 0 <= self.recycle <= 1:
             raise ValueError(f"recycle={self.recycle!r}: a share must lie in [0, 1].")
 
-    def stages(self, n: int, layers: int) -> tuple[tuple[int, int], ...]:
-        """Three cuts."""
-        at = self.layers if self.layers is not None else scaled((2, 6, 15), layers)
+    def cut_schedule(self, n: int, layers: int) -> tuple[tuple[int, int], ...]:
+        """Three cuts: after 2, 6 and 15 of 32 layers, or before `layers`."""
+        at = self.layers if self.layers is not None else scale_layers((2, 6, 15), layers)
         if self.before is None:
-            return tuple(zip(at, falling(n, self.keep, 3)))
+            return tuple(zip(at, equal_ratio_counts(n, self.keep, 3)))
         last = self.count(n)
         first, second = (min(n, keep) if isinstance(keep, int) else Budget.of(keep).count(n) for keep in self.before)
         return tuple(zip(at, (max(first, second, last), max(second, last), last)))
 
-    def weigh(self, visual: Tensor, text: Tensor, real: Tensor) -> Tensor:
+    def text_weights(self, visual: Tensor, text: Tensor, real: Tensor) -> Tensor:
         """The raters count alike, other words not at all."""
         return rater_weights(visual, text, real)
 
-    def _recycled(self, dropped: int) -> int:
+    def _recycled_count(self, dropped: int) -> int:
         return int(self.recycle * dropped + 1e-6)
 
-    def merged(self, dropped: int) -> int:
+    def merged_count(self, dropped: int) -> int:
         """A tenth of what is recycled, and one."""
-        count = self._recycled(dropped)
+        count = self._recycled_count(dropped)
         return count // 10 + 1 if count else 0
 
-    def cut(self, scores: Tensor, states: Tensor, keep: int) -> Cut:
+    def cut(self, scores: Tensor, states: Tensor, keep: int) -> CutResult:
         """Keep the best, and merge the best of the others."""
-        kept = highest(scores, keep)
+        order = best_first(scores, exact_ties=True)
+        kept = order[:, :keep].sort(dim=1).values
         dropped = scores.shape[1] - keep
-        count = self.merged(dropped)
+        count = self.merged_count(dropped)
         if not count:
-            return Cut(kept)
-        again = highest(scores.scatter(1, kept, -1.0), self._recycled(dropped))
-        members = states.gather(1, again[..., None].expand(-1, -1, states.shape[-1]))
+            return CutResult(kept)
+        again = order[:, keep : keep + self._recycled_count(dropped)].sort(dim=1).values
+        members = take(states, again)
         centres, cluster = density_peaks(members, count)
-        means = cluster_means(members, cluster, count).to(states.dtype)
-        return Cut(kept, again.gather(1, centres), means)
+        merged = means(members, cluster, count).to(states.dtype)
+        return CutResult(kept, again.gather(1, centres), merged)
 
 
+def rater_weights(visual: Tensor, text: Tensor, real: Tensor) -> Tensor:
+    """Weights (B, T) of the text tokens as raters: equal on those closest to the visual tokens, summing to 1.
+
+    `visual` (B, n, d) and `text` (B, T, d) are the LLM's input embeddings, `real` (B, T) is False where `text` is
+    padding. A token is a rater if its share of `softmax(visual @ text.T)` over the text, averaged over the visual
+    tokens, lies above the mean of the real text tokens. Where none does (all are equal), all are raters.
+
+    >>> visual, text = torch.eye(2)[None], torch.tensor([[[3.0, 0.0], [0.0, 0.0], [0.0, 3.0]]])
+    >>> rater_weights(visual, text, torch.ones(1, 3, dtype=torch.bool))
+    tensor([[0.5000, 0.0000, 0.5000]])
+    """
+    logits = visual.float() @ text.float().transpose(1, 2)
+    shares = logits.masked_fill(~real[:, None], -torch.inf).softmax(dim=-1).mean(dim=1).masked_fill(~real, 0.0)
+    count = real.sum(dim=1, keepdim=True)
+    chosen = real & (shares * count > shares.sum(dim=1, keepdim=True))
+    chosen = torch.where(chosen.any(dim=1, keepdim=True), chosen, real)
+    return chosen / chosen.sum(dim=1, keepdim=True)
+
+
+@register_method
 @dataclass(frozen=True)
 class SparseVLMPlus(SparseVLM):
     """Version 2 of SparseVLM ("SparseVLM+"): nothing is recycled, tokens keep their positions, other counts.

@@ -1,23 +1,20 @@
 """TRIM: the tokens that CLIP finds in the question, and the mean of all others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from vlprune.methods.base import QueryMethod
+from vlprune.methods.registry import register_method
 from vlprune.selection import dot_scores, group_means, highest, remaining
 from vlprune.selection.numerics import TIE, take
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.types import Query, Selection, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
 class TRIM(QueryMethod):
     """The m − 1 tokens closest to the question, and last the mean of all others.
@@ -53,27 +50,27 @@ class TRIM(QueryMethod):
         if n == 1 or (m == n and not self.adaptive):
             everything = torch.arange(n, device=view.features.device).repeat(images, 1)
             return Selection(kept=everything, order=highest(closeness, n), scores=scores)
-        tower, project = self.given(view, "tower"), self.given(view, "project")
+        tower, project = self.require(view, "tower"), self.require(view, "project")
         if not self.adaptive:
             order = highest(closeness, m - 1)
-            kept, embeddings = _and_mean_of_rest(order, view.features, tower, project)
+            kept, embeddings = _top_and_mean_of_rest(order, view.features, tower, project)
             return Selection(kept=kept, order=order, embeddings=embeddings, scores=scores)
-        sizes = tuple(min(outliers + 1, m) for outliers in _outliers(scores).tolist())
+        sizes = tuple(min(outliers + 1, m) for outliers in _count_outliers(scores).tolist())
         order = highest(closeness, max(sizes) - 1)
         places = torch.arange(max(sizes), device=order.device)
         rows = []
         for b, size in enumerate(sizes):
             one = slice(b, b + 1)
-            row = _and_mean_of_rest(order[one, : size - 1], view.features[one], tower[one], project)
+            row = _top_and_mean_of_rest(order[one, : size - 1], view.features[one], tower[one], project)
             rows.append([part[:, places.clamp(max=size - 1)] for part in row])  # the last again, up to the longest
         kept, embeddings = (torch.cat(parts) for parts in zip(*rows))
         return Selection(kept=kept, order=order, embeddings=embeddings, sizes=sizes, scores=scores)
 
 
-def _and_mean_of_rest(
+def _top_and_mean_of_rest(
     top: Tensor, features: Tensor, tower: Tensor, project: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The top tokens (B, k), ascending, then the mean of all others in the place of the last of these."""
+    """Kept tokens and embeddings: the top ones (B, k), ascending, then the mean of the others in their last place."""
     top, n = top.sort(dim=1).values, features.shape[1]
     rest = remaining(top, n)
     groups = torch.zeros(features.shape[:2], dtype=torch.int64, device=features.device).scatter_(1, top, -1)
@@ -81,8 +78,8 @@ def _and_mean_of_rest(
     return torch.cat([top, rest[:, -1:]], 1), torch.cat([take(features, top), mean], 1)
 
 
-def _outliers(scores: Tensor) -> Tensor:
-    """(B,) how many of the scores (B, n) lie above Q3 + 1.5 · IQR; equal scores are never above it."""
+def _count_outliers(scores: Tensor) -> Tensor:
+    """(B,) the number of scores (B, n) above Q3 + 1.5 · IQR; equal scores are never above it."""
     low, high = scores.quantile(scores.new_tensor([0.25, 0.75]), dim=1)
     bound = high + 1.5 * (high - low)
     return (scores > bound[:, None] * (1 + TIE)).sum(1)

@@ -1,24 +1,21 @@
 """Every so many tokens in both directions: the reference that looks at nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from vlprune.methods.base import Method
+from vlprune.methods.registry import register_method
 from vlprune.selection import grid_cells
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.types import Query, Selection, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
 class UniformGrid(Method):
     """The middle tokens of equal cells, whatever the image shows.
 
     >>> import torch
-    >>> from vlprune.models import TokenView
+    >>> from vlprune.types import TokenView
     >>> UniformGrid(keep=4).select(TokenView(torch.zeros(1, 36, 2), (6, 6)), None).kept.tolist()
     [[7, 10, 25, 28]]
     """

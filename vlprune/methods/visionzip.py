@@ -1,23 +1,20 @@
 """VisionZip: what the vision tower looks at, and a summary of the rest."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from vlprune.budget import Budget
 from vlprune.methods.base import Method
+from vlprune.methods.registry import register_method
 from vlprune.selection import assign, group_means, highest, remaining
 from vlprune.selection.numerics import take
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.types import Query, Selection, TokenView
 
 
+@register_method
 @dataclass(frozen=True)
 class VisionZip(Method):
     """The tokens that receive the most attention in the vision tower, and after them a few merged from all others.
@@ -62,15 +59,15 @@ class VisionZip(Method):
                 f"contextual={self.contextual}: must be less than the {most} tokens to keep, and not below 0."
             )
 
-    def _merged(self, m: int) -> int:
-        """How many of m tokens are contextual."""
+    def _contextual_count(self, m: int) -> int:
+        """The number of contextual tokens among m."""
         return m - int(m * 27 / 32 + 0.5) if self.contextual is None else min(self.contextual, m - 1)
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         n = view.n
         m = self.count(n)
-        contextual = self._merged(m)
-        attention, features = self.given(view, "attention"), view.features
+        contextual = self._contextual_count(m)
+        attention, features = self.require(view, "attention"), view.features
         if m == n:
             everything = torch.arange(n, device=features.device).repeat(features.shape[0], 1)
             return Selection(kept=everything, order=highest(attention, n), scores=attention)
@@ -78,17 +75,17 @@ class VisionZip(Method):
         dominant = order.sort(dim=1).values
         kept, embeddings = [dominant], [take(features, dominant)]
         if contextual:
-            tower = self.given(view, "tower")
+            tower = self.require(view, "tower")
             rest = remaining(dominant, n)
             step = rest.shape[1] // contextual
             targets = rest[:, : step * contextual : step]
-            groups = assign(self.given(view, "keys"), targets).scatter(1, dominant, -1).scatter(1, targets, -1)
+            groups = assign(self.require(view, "keys"), targets).scatter(1, dominant, -1).scatter(1, targets, -1)
             merged = take(tower.float(), targets) + group_means(tower, groups, contextual)
             kept.append(targets)
-            embeddings.append(self.given(view, "project")(merged.to(tower.dtype)))
+            embeddings.append(self.require(view, "project")(merged.to(tower.dtype)))
         if view.cls is not None:
             kept.insert(0, remaining(torch.cat(kept, 1), n)[:, :1])  # CLS has no place of its own in the prompt
-            embeddings.insert(0, self.given(view, "project")(view.cls[:, None]))
+            embeddings.insert(0, self.require(view, "project")(view.cls[:, None]))
         return Selection(
             kept=torch.cat(kept, 1),
             order=order,

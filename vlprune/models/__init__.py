@@ -7,19 +7,14 @@ from vlprune.models import llava_next as llava_next
 from vlprune.models import llava_onevision as llava_onevision
 from vlprune.models import qwen_vl as qwen_vl
 from vlprune.models import video_llava as video_llava
-from vlprune.models.base import Family, Stream, Vision, family_of, list_families, register_family
-from vlprune.types import Part, Shape, TokenView, squares, stacked
+from vlprune.models.base import EncodedImage, Family, Modality
+from vlprune.models.registry import family_of, list_families, register_family
 
 __all__ = [
+    "EncodedImage",
     "Family",
-    "Part",
-    "Shape",
-    "Stream",
-    "TokenView",
-    "Vision",
+    "Modality",
     "family_of",
     "list_families",
     "register_family",
-    "squares",
-    "stacked",
 ]

@@ -1,29 +1,27 @@
-"""What a model family must say about itself, and which family a model belongs to.
+"""What a model family says about its models: where they keep their visual tokens and how these lie in the prompt.
 
-A family knows where a model keeps its visual tokens and how they lie. It knows nothing of methods or of pruning.
+A family knows nothing of methods or of pruning.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from vlprune.errors import UnsupportedModel
 from vlprune.models.tower_attention import RecordedCall, TowerAttention
 from vlprune.types import Shape
 
 
 @dataclass(frozen=True)
-class Vision:
+class EncodedImage:
     """One image or video after the vision tower.
 
-    `shape` says how its tokens lie in the prompt. `tower` (shape.n, d_v) are the hidden states behind those that
-    may be dropped, `features` (shape.length, d) all its tokens. `attention` (shape.n,) and `keys` (shape.n, d_k) are
-    as in `TokenView`, and `cls` (parts, d_v) the class token of each part. Each is None where it is not there or nobody
-    needs it.
+    `shape` says how its tokens lie in the prompt. `tower` (shape.n, d_v) are the tower's hidden states of the tokens
+    that may be dropped, `features` (shape.length, d) all its tokens after the projector. `attention` (shape.n,) and
+    `keys` (shape.n, d_k) are as in `TokenView`, and `cls` (parts, d_v) is the class token of each part. A tensor is
+    None where the model does not have it or nobody asked for it.
     """
 
     shape: Shape
@@ -35,21 +33,22 @@ class Vision:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What is there, by name."""
+        """The tensors that are not None, by name."""
         named = {name: getattr(self, name) for name in ("tower", "features", "attention", "keys", "cls")}
         return {name: value for name, value in named.items() if value is not None}
 
     @property
     def nbytes(self) -> int:
+        """Bytes of memory that the tensors take."""
         return sum(value.nbytes for value in self.tensors.values())
 
 
 @dataclass(frozen=True)
-class Stream:
+class Modality:
     """One kind of visual input: "image" or "video".
 
-    `pixels` are the forward's arguments that may bring it, `encoder` the name of the base model's function that
-    encodes it, `placeholder` the token id that stands for one of its tokens in `input_ids`.
+    `pixels` are the forward's arguments that may carry its pixels, `encoder` is the name of the base model's method
+    that encodes them, `placeholder` the token id that stands for one visual token in `input_ids`.
     """
 
     kind: str
@@ -59,16 +58,24 @@ class Stream:
 
 
 class Family(ABC):
-    """One file in `vlprune.models` subclasses this. The class attributes are what `vlprune models` prints."""
+    """Models of one architecture. A subclass describes them; the class attributes are what `vlprune models` prints.
+
+    The methods get the `model`, the `modality` in question, the `output` of that modality's encoder, and `inputs`, the
+    arguments that the encoder was called with, by name. "Image" stands for image or video.
+    """
 
     name: ClassVar[str]
+    #: Names of model classes in transformers; subclasses of these are included.
     classes: ClassVar[tuple[str, ...]]
+    #: What is pruned, in one phrase.
     prunes: ClassVar[str]
-    #: The ways to place the tokens that are left, the default first: "renumbered", "original" or "grid".
+    #: The position numberings for the tokens that are left, the default first: "renumbered", "original" or "grid".
     positions: ClassVar[tuple[str, ...]] = ("renumbered", "original")
+    #: Whose embeddings can measure relevance, in one phrase.
     relevance: ClassVar[str]
+    #: What the family was tested with, in one phrase.
     tested: ClassVar[str]
-    #: Keyword arguments of the model's forward that carry images or say how to read them.
+    #: Arguments of the model's forward that carry images or say how to read them.
     vision_inputs: ClassVar[tuple[str, ...]]
     #: Whether images of one model may differ in their number of tokens.
     variable_length: ClassVar[bool] = True
@@ -76,148 +83,102 @@ class Family(ABC):
     has_dual_encoder: ClassVar[bool] = False
 
     def check(self, model: Any) -> None:
-        """Raise `UnsupportedModel` where the class fits but this checkpoint's parts do not."""
+        """Raise `UnsupportedModel` if the model's class belongs to the family but one of its parts does not."""
 
-    def streams(self, model: Any) -> list[Stream]:
+    def modalities(self, model: Any) -> list[Modality]:
         """The kinds of visual input that the model takes."""
-        streams = [Stream("image", ("pixel_values",), "get_image_features", model.config.image_token_id)]
+        found = [Modality("image", ("pixel_values",), "get_image_features", model.config.image_token_id)]
         if hasattr(model.base_model, "get_video_features") and hasattr(model.config, "video_token_id"):
-            streams.append(Stream("video", ("pixel_values_videos",), "get_video_features", model.config.video_token_id))
-        return streams
+            found.append(Modality("video", ("pixel_values_videos",), "get_video_features", model.config.video_token_id))
+        return found
 
     @abstractmethod
-    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
-        """Say what the stream's encoder, called with `inputs`, has encoded: the shape of each image or video.
+    def image_shapes(
+        self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any], run_lengths: list[int]
+    ) -> list[Shape]:
+        """The shape of each encoded image, in the order of their placeholders.
 
-        In the order of their placeholders. `runs` are the lengths of the stretches of neighbouring placeholders
-        in the prompt, for models that tell images apart by nothing else.
+        `run_lengths` are the lengths of the runs of neighbouring placeholders in the prompt, for models that tell
+        images apart by nothing else.
         """
 
-    def states(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any]) -> Tensor | None:
-        """The tower's hidden states that the model projects, (images, patches, d_v), if the output has them."""
+    def tower_states(self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any]) -> Tensor | None:
+        """The tower's hidden states that the model projects, (images, patches, d_v); None if the output lacks them."""
         return None
 
-    def arranged(
-        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    def arrange_patches(
+        self, model: Any, modality: Modality, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
     ) -> list[Tensor]:
-        """Values of the tower's patches (images, patches, c) as the tokens lie: (shape.n, g · c) for each shape.
+        """Values of the tower's patches (images, patches, c) in the order of the tokens: (shape.n, g · c) per shape.
 
         Where the model makes one token of g patches, their values stand side by side.
         """
         return list(values)
 
     def project(self, model: Any, states: Tensor) -> Tensor:
-        """From arranged tower states (B, k, g · d_v) to tokens (B, k, d)."""
+        """Tokens (B, k, d) from arranged tower states (B, k, g · d_v)."""
         return model.base_model.multi_modal_projector(states)
 
-    def attention_module(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
-        """The module of the vision tower whose attention tells what it looks at, None if there is none to watch."""
+    def attention_module(self, model: Any, modality: Modality, inputs: dict[str, Any]) -> Any:
+        """The attention module of the tower layer that the model reads; None if the family has no access to it."""
         return None
 
     def tower_attention(
-        self, model: Any, stream: Stream, call: RecordedCall, output: Any, inputs: dict[str, Any]
+        self, model: Any, modality: Modality, call: RecordedCall, output: Any, inputs: dict[str, Any]
     ) -> TowerAttention:
-        """What that module, in that call, made its tokens look at."""
+        """Attention that each patch received in the recorded call of `attention_module`."""
         raise NotImplementedError
 
-    def read(
+    def read_encoder_output(
         self,
         model: Any,
-        stream: Stream,
+        modality: Modality,
         output: Any,
         inputs: dict[str, Any],
-        runs: list[int],
+        run_lengths: list[int],
         call: RecordedCall | None = None,
-    ) -> list[Vision]:
-        """One `Vision` per image or video of the stream; `call` is that of the watched module, if it is wanted."""
-        shapes = self.shapes(model, stream, output, inputs, runs)
-        visions = [Vision(shape) for shape in shapes]
-
-        def with_values(name: str, values: Tensor | None, each: Callable[[Tensor], Tensor]) -> list[Vision]:
-            if values is None:
-                return visions
-            parts = self.arranged(model, stream, values, inputs, shapes)
-            changes: list[dict[str, Any]] = [{name: each(part)} for part in parts]
-            return [replace(vision, **change) for vision, change in zip(visions, changes)]
-
-        visions = with_values("tower", self.states(model, stream, output, inputs), lambda part: part)
-        if self.encodes_independently(stream, inputs):
-            visions = [replace(vision, features=image) for vision, image in zip(visions, output.pooler_output)]
+    ) -> list[EncodedImage]:
+        """The encoded images; with attention and keys if `call`, the recorded call of `attention_module`, is given."""
+        shapes = self.image_shapes(model, modality, output, inputs, run_lengths)
+        found: dict[str, Sequence[Tensor]] = {}
+        states = self.tower_states(model, modality, output, inputs)
+        if states is not None:
+            found["tower"] = self.arrange_patches(model, modality, states, inputs, shapes)
+        if self.encodes_independently(modality, inputs):
+            found["features"] = list(output.pooler_output)
         if call is not None:
-            look = self.tower_attention(model, stream, call, output, inputs)
-            width = look.keys.shape[-1]
-            visions = with_values("attention", look.attention[..., None], lambda part: part.mean(dim=1))
-            visions = with_values("keys", look.keys, lambda part: part.view(len(part), -1, width).mean(dim=1))
-            if look.cls is not None:
-                counts = [len(shape.parts) for shape in shapes]
-                if sum(counts) == len(look.cls):
-                    visions = [replace(one, cls=cls) for one, cls in zip(visions, look.cls.split(counts))]
-        return visions
+            tower = self.tower_attention(model, modality, call, output, inputs)
+            found.update(self._attention_by_image(model, modality, tower, inputs, shapes))
+        return [
+            EncodedImage(shape, **{name: values[i] for name, values in found.items()}) for i, shape in enumerate(shapes)
+        ]
 
-    def given(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """What the caller encoded beforehand and passes in place of pixels: the encoders' outputs by kind."""
+    def _attention_by_image(
+        self, model: Any, modality: Modality, tower: TowerAttention, inputs: dict[str, Any], shapes: list[Shape]
+    ) -> dict[str, Sequence[Tensor]]:
+        """Attention, keys and class tokens of each image; a token made of several patches gets the patches' mean."""
+        attention = self.arrange_patches(model, modality, tower.attention[..., None], inputs, shapes)
+        keys = self.arrange_patches(model, modality, tower.keys, inputs, shapes)
+        width = tower.keys.shape[-1]
+        found: dict[str, Sequence[Tensor]] = {
+            "attention": [part.mean(dim=1) for part in attention],
+            "keys": [part.view(len(part), -1, width).mean(dim=1) for part in keys],
+        }
+        counts = [len(shape.parts) for shape in shapes]
+        if tower.cls is not None and sum(counts) == len(tower.cls):
+            found["cls"] = tower.cls.split(counts)
+        return found
+
+    def precomputed_outputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Encoder outputs that the caller passes in place of pixels, by kind ("image", "video")."""
         return inputs.get("mm_encoder_outputs") or {}
 
-    def encodes_independently(self, stream: Stream, inputs: dict[str, Any]) -> bool:
+    def encodes_independently(self, modality: Modality, inputs: dict[str, Any]) -> bool:
         """Whether each image's features depend on nothing but its own slice of the pixels."""
         return False
 
-    def output(self, visions: list[Vision]) -> Any:
-        """Of a sliceable stream: something that the model's forward takes for the encoder's output."""
+    def make_encoder_output(self, images: list[EncodedImage]) -> Any:
+        """An encoder output that the model's forward accepts, from images that were encoded independently."""
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-        return BaseModelOutputWithPooling(pooler_output=[vision.features for vision in visions])
-
-
-FAMILIES: list[Family] = []
-
-
-def register_family(family: Family) -> Family:
-    """Add a family; the newest entry for a class name wins.
-
-    >>> from vlprune.models import list_families
-    >>> "llava" in [family.name for family in list_families()]
-    True
-    """
-    FAMILIES.insert(0, family)
-    return family
-
-
-def list_families() -> list[Family]:
-    """All families, in the order of their names."""
-    return sorted(FAMILIES, key=lambda family: family.name)
-
-
-def family_of(model: Any) -> Family:
-    """The family of a model, by the names of its class and its parents.
-
-    A class that no family names falls to the one that names none (the generic one), which refuses what it cannot do.
-
-    >>> import torch
-    >>> family_of(torch.nn.Linear(1, 1))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ...
-    vlprune.errors.UnsupportedModel: model is a Linear, which vlprune does not support; the nearest supported ...
-    """
-    names = [parent.__name__ for parent in type(model).__mro__]
-    for name in names:
-        for family in FAMILIES:
-            if name in family.classes:
-                family.check(model)
-                return family
-    for family in FAMILIES:
-        if not family.classes:
-            family.check(model)
-            return family
-    raise unsupported(model)
-
-
-def unsupported(model: Any) -> UnsupportedModel:
-    """The error that names the model's class and the nearest supported one."""
-    name = type(model).__name__
-    known = {name: family.name for family in FAMILIES for name in family.classes}
-    nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-    return UnsupportedModel(
-        f"model is a {name}, which vlprune does not support; the nearest supported class is {nearest} "
-        f"(family {known[nearest]!r}). See docs/adding-a-model.md."
-    )
+        return BaseModelOutputWithPooling(pooler_output=[image.features for image in images])

@@ -5,30 +5,32 @@ from typing import Any
 
 from torch import Tensor
 
-from vlprune.models.base import Family, Stream, register_family, unsupported
-from vlprune.types import Shape, squares
+from vlprune.models.base import Family, Modality
+from vlprune.models.registry import register_family, unsupported_model
+from vlprune.types import Shape, square_shape
 
 
-def image_token(config: Any) -> int | None:
-    """The token id that stands for a visual token, under whichever name the config has it."""
+def image_token_id(config: Any) -> int | None:
+    """The token id that stands for a visual token, whichever name the config has for it; None if it has none."""
     for name in ("image_token_id", "image_token_index"):
         if isinstance(getattr(config, name, None), int):
             return getattr(config, name)
     return None
 
 
-def rows(encoded: Any) -> int:
-    """How many vectors a tensor holds, or a list of tensors.
+def count_vectors(encoded: Any) -> int:
+    """The number of vectors in a tensor (..., d) or in a list of such tensors.
 
     >>> import torch
-    >>> rows(torch.zeros(2, 3, 8)), rows([torch.zeros(3, 8), torch.zeros(4, 8)])
+    >>> count_vectors(torch.zeros(2, 3, 8)), count_vectors([torch.zeros(3, 8), torch.zeros(4, 8)])
     (6, 7)
     """
     if isinstance(encoded, Tensor):
         return encoded.shape[:-1].numel()
-    return sum(map(rows, encoded))
+    return sum(map(count_vectors, encoded))
 
 
+@register_family
 class Generic(Family):
     name = "generic"
     classes = ()
@@ -39,26 +41,26 @@ class Generic(Family):
 
     def check(self, model: Any) -> None:
         base = getattr(model, "base_model", None)
-        fits = hasattr(model, "config") and image_token(model.config) is not None and hasattr(model, "generate")
+        fits = hasattr(model, "config") and image_token_id(model.config) is not None and hasattr(model, "generate")
         if not (fits and hasattr(base, "get_image_features") and hasattr(model, "get_decoder")):
-            raise unsupported(model)
+            raise unsupported_model(model)
         warnings.warn(
             f"vlprune: {type(model).__name__} has no family of its own; "
             "family 'generic' takes each stretch of image placeholders for one image.",
             stacklevel=4,
         )
 
-    def streams(self, model: Any) -> list[Stream]:
-        placeholder = image_token(model.config)
+    def modalities(self, model: Any) -> list[Modality]:
+        placeholder = image_token_id(model.config)
         assert placeholder is not None
-        return [Stream("image", ("pixel_values",), "get_image_features", placeholder)]
+        return [Modality("image", ("pixel_values",), "get_image_features", placeholder)]
 
-    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
+    def image_shapes(
+        self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any], run_lengths: list[int]
+    ) -> list[Shape]:
         encoded = getattr(output, "pooler_output", None)
-        count = sum(runs) if encoded is None else rows(encoded)
-        if count != sum(runs):
-            raise ValueError(f"input_ids has {sum(runs)} image placeholders, but the images have {count} tokens.")
-        return [squares("image", "image", run) for run in runs]
-
-
-register_family(Generic())
+        placeholders = sum(run_lengths)
+        count = placeholders if encoded is None else count_vectors(encoded)
+        if count != placeholders:
+            raise ValueError(f"input_ids has {placeholders} image placeholders, but the images have {count} tokens.")
+        return [square_shape("image", "image", run) for run in run_lengths]

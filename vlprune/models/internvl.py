@@ -6,26 +6,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.models.base import Family, Stream, register_family
-from vlprune.models.llava import drops_class, feature_layer
-from vlprune.models.tower_attention import RecordedCall, TowerAttention, project_and_attend
-from vlprune.types import Part, Shape, squares
+from vlprune.models.base import Family, Modality
+from vlprune.models.llava import drops_class_token, feature_layer
+from vlprune.models.registry import register_family
+from vlprune.models.tower_attention import RecordedCall, TowerAttention, attention_of_module
+from vlprune.types import GridPart, Shape, square_shape
 
 
 @lru_cache(maxsize=64)
-def tiled(size: int, count: int) -> Shape:
-    """`count` squares of `size` tokens, the last a thumbnail if there are several.
+def tiled_shape(size: int, count: int) -> Shape:
+    """The shape of `count` squares of `size` tokens, the last of which is a thumbnail if there are several.
 
-    >>> [part.name for part in tiled(4, 3).parts]
+    >>> [part.name for part in tiled_shape(4, 3).parts]
     ['tile', 'tile', 'thumbnail']
     """
     if count == 1:
-        return squares("image", "image", size)
-    shape = squares("image", "tile", size, count)
-    last = Part("thumbnail", shape.parts[-1].grid, shape.parts[-1].tokens)
+        return square_shape("image", "image", size)
+    shape = square_shape("image", "tile", size, count)
+    last = GridPart("thumbnail", shape.parts[-1].grid, shape.parts[-1].tokens)
     return Shape("image", shape.length, (*shape.parts[:-1], last), torch.arange(shape.length))
 
 
+@register_family
 class InternVL(Family):
     name = "internvl"
     classes = ("InternVLForConditionalGeneration",)
@@ -34,19 +36,23 @@ class InternVL(Family):
     tested = "tiny random weights against an independent reference; 8B-sized random weights on a GPU"
     vision_inputs = ("pixel_values", "mm_encoder_outputs", "vision_feature_layer", "vision_feature_select_strategy")
 
-    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
+    def image_shapes(
+        self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any], run_lengths: list[int]
+    ) -> list[Shape]:
         tiles, size = output.pooler_output.shape[:2]
-        if any(run % size for run in runs) or sum(runs) != tiles * size:
-            raise ValueError(f"input_ids: runs of {runs} image placeholders do not make up tiles of {size} tokens.")
-        return [tiled(size, run // size) for run in runs]
+        if any(run % size for run in run_lengths) or sum(run_lengths) != tiles * size:
+            raise ValueError(
+                f"input_ids: runs of {run_lengths} image placeholders do not make up tiles of {size} tokens."
+            )
+        return [tiled_shape(size, run // size) for run in run_lengths]
 
-    def states(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any]) -> Tensor | None:
+    def tower_states(self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any]) -> Tensor | None:
         layer = feature_layer(model, inputs)
         states = output.last_hidden_state if layer == -1 else output.hidden_states[layer]
-        return None if states is None else states[:, 1:] if drops_class(model, inputs) else states
+        return None if states is None else states[:, 1:] if drops_class_token(model, inputs) else states
 
-    def arranged(
-        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    def arrange_patches(
+        self, model: Any, modality: Modality, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
     ) -> list[Tensor]:
         side = round(values.shape[1] ** 0.5)
         shuffled = model.base_model.pixel_shuffle(
@@ -54,16 +60,14 @@ class InternVL(Family):
         )
         return list(shuffled.flatten(1, 2).flatten(0, 1).split([shape.n for shape in shapes]))
 
-    def attention_module(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
+    def attention_module(self, model: Any, modality: Modality, inputs: dict[str, Any]) -> Any:
         layer = feature_layer(model, inputs)
         return model.base_model.vision_tower.encoder.layer[layer if layer < 0 else layer - 1].attention
 
     def tower_attention(
-        self, model: Any, stream: Stream, call: RecordedCall, output: Any, inputs: dict[str, Any]
+        self, model: Any, modality: Modality, call: RecordedCall, output: Any, inputs: dict[str, Any]
     ) -> TowerAttention:
-        # four patches make a token, and there is one class token: it has no token of its own to become
-        seen = project_and_attend(self.attention_module(model, stream, inputs), call.hidden, call.hidden[:, 0])
-        return TowerAttention(seen.attention, seen.keys)
-
-
-register_family(InternVL())
+        module, states = self.attention_module(model, modality, inputs), call.hidden_states
+        tower = attention_of_module(module, states, states[:, 0])
+        # four patches make a token, and there is one class token: no token can be made of it
+        return TowerAttention(tower.attention, tower.keys)

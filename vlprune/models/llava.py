@@ -5,51 +5,53 @@ from typing import Any
 from torch import Tensor
 
 from vlprune.errors import UnsupportedModel
-from vlprune.models.base import Family, Stream, register_family
-from vlprune.models.tower_attention import RecordedCall, TowerAttention, project_and_attend
-from vlprune.types import Shape, squares
+from vlprune.models.base import Family, Modality
+from vlprune.models.registry import register_family
+from vlprune.models.tower_attention import RecordedCall, TowerAttention, attention_of_module
+from vlprune.types import Shape, square_shape
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
 def feature_layer(model: Any, inputs: dict[str, Any]) -> int:
-    """The layer whose output the model reads (the last, of several), as it counts hidden states."""
+    """The layer whose hidden states the model reads (the last, of several); the embeddings are number 0."""
     layer = inputs.get("vision_feature_layer")
     layer = model.config.vision_feature_layer if layer is None else layer
     return layer if isinstance(layer, int) else layer[-1]
 
 
-def drops_class(model: Any, inputs: dict[str, Any]) -> bool:
-    """Whether the model leaves the tower's class token out."""
+def drops_class_token(model: Any, inputs: dict[str, Any]) -> bool:
+    """Whether the model leaves out the tower's class token."""
     strategy = inputs.get("vision_feature_select_strategy")
     return (model.config.vision_feature_select_strategy if strategy is None else strategy) == "default"
 
 
-class Projected(Family):
-    """A tower of the CLIP kind whose hidden states of one layer are projected to tokens."""
+class ClipLikeFamily(Family):
+    """Models with a tower like CLIP's, whose hidden states of one layer are projected to tokens."""
 
-    def states(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any]) -> Tensor | None:
+    def tower_states(self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any]) -> Tensor | None:
         if output.hidden_states is None:
             return None
         states = output.hidden_states[feature_layer(model, inputs)]
-        return states[:, 1:] if drops_class(model, inputs) else states
+        return states[:, 1:] if drops_class_token(model, inputs) else states
 
-    def tower(self, model: Any, stream: Stream) -> Any:
-        """The vision tower that sees the stream."""
+    def vision_tower(self, model: Any, modality: Modality) -> Any:
+        """The vision tower that encodes this modality."""
         return model.base_model.vision_tower
 
-    def attention_module(self, model: Any, stream: Stream, inputs: dict[str, Any]) -> Any:
+    def attention_module(self, model: Any, modality: Modality, inputs: dict[str, Any]) -> Any:
         layer = feature_layer(model, inputs)  # as hidden states are counted: the embeddings are number 0
-        return self.tower(model, stream).encoder.layers[layer if layer < 0 else layer - 1].self_attn
+        return self.vision_tower(model, modality).encoder.layers[layer if layer < 0 else layer - 1].self_attn
 
     def tower_attention(
-        self, model: Any, stream: Stream, call: RecordedCall, output: Any, inputs: dict[str, Any]
+        self, model: Any, modality: Modality, call: RecordedCall, output: Any, inputs: dict[str, Any]
     ) -> TowerAttention:
-        cls = output.hidden_states[feature_layer(model, inputs)][:, 0] if drops_class(model, inputs) else None
-        return project_and_attend(self.attention_module(model, stream, inputs), call.hidden, cls)
+        cls = output.hidden_states[feature_layer(model, inputs)][:, 0] if drops_class_token(model, inputs) else None
+        return attention_of_module(self.attention_module(model, modality, inputs), call.hidden_states, cls)
 
 
-class Llava(Projected):
+@register_family
+class Llava(ClipLikeFamily):
     name = "llava"
     classes = ("LlavaForConditionalGeneration",)
     prunes = "the image tokens after the projector, per image"
@@ -73,12 +75,11 @@ class Llava(Projected):
                 f"family {self.name!r} supports {' and '.join(TOWERS)}."
             )
 
-    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
-        return [squares("image", "image", len(image)) for image in output.pooler_output]
+    def image_shapes(
+        self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any], run_lengths: list[int]
+    ) -> list[Shape]:
+        return [square_shape("image", "image", len(image)) for image in output.pooler_output]
 
-    def encodes_independently(self, stream: Stream, inputs: dict[str, Any]) -> bool:
+    def encodes_independently(self, modality: Modality, inputs: dict[str, Any]) -> bool:
         pixels = inputs.get("pixel_values")
         return inputs.get("image_sizes") is None and pixels is not None and pixels.ndim == 4
-
-
-register_family(Llava())

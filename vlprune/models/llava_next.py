@@ -12,23 +12,24 @@ import torch
 from torch import Tensor
 
 from vlprune.devices import copy_to_device
-from vlprune.models.base import Stream, register_family
-from vlprune.models.llava import Llava, Projected
-from vlprune.types import Part, Shape, stacked
+from vlprune.models.base import Modality
+from vlprune.models.llava import ClipLikeFamily, Llava
+from vlprune.models.registry import register_family
+from vlprune.types import GridPart, Shape, grid_shape
 
 NEWLINE = -1.0
 
 
 @dataclass(frozen=True)
-class Anyres:
-    """The pixels of one image: (height, width), and how many views its tiles are."""
+class TiledImage:
+    """One image: its (height, width) in pixels, and the number of its views (the base view and the tiles)."""
 
     size: tuple[int, int]
     views: int
 
 
-def tiles(model: Any, inputs: dict[str, Any]) -> list[Anyres]:
-    """The images of a call, from their sizes alone, as the model itself counts their views."""
+def tiled_images(model: Any, inputs: dict[str, Any]) -> list[TiledImage]:
+    """The images of a call; the number of views is computed by the model's own code from the image sizes."""
     from transformers.models.llava_next.modeling_llava_next import image_size_to_num_patches
 
     if inputs.get("image_sizes") is None:
@@ -38,13 +39,13 @@ def tiles(model: Any, inputs: dict[str, Any]) -> list[Anyres]:
     several = [] if whole is None else [int(n) > 1 for n in whole for _ in range(int(n))]
     edge, pins = model.config.vision_config.image_size, model.config.image_grid_pinpoints
     return [
-        Anyres(size, 1 if several and several[i] else image_size_to_num_patches(list(size), pins, edge))
+        TiledImage(size, 1 if several and several[i] else image_size_to_num_patches(list(size), pins, edge))
         for i, size in enumerate(sizes)
     ]
 
 
-def packed(model: Any, features: Tensor, image: Anyres, newline: Tensor) -> Tensor:
-    """The views (views, n, c) of one image as the model lays them out in the prompt: (length, c)."""
+def pack_views(model: Any, features: Tensor, image: TiledImage, newline: Tensor) -> Tensor:
+    """The views (views, n, c) of one image in the order of the prompt (length, c), by the model's own code."""
     pack = model.base_model.pack_image_features
     if "vision_aspect_ratio" in inspect.signature(pack).parameters:  # LLaVA-OneVision
         options = {"vision_aspect_ratio": model.config.vision_aspect_ratio}
@@ -53,8 +54,8 @@ def packed(model: Any, features: Tensor, image: Anyres, newline: Tensor) -> Tens
     return pack([features], torch.tensor([image.size]), image_newline=newline, **options)[0][0]
 
 
-def image_shape(model: Any, image: Anyres) -> Shape:
-    """How one image lies in the prompt."""
+def image_shape(model: Any, image: TiledImage) -> Shape:
+    """The shape of one image in the prompt."""
     vision, pins = model.config.vision_config, model.config.image_grid_pinpoints
     side = vision.image_size // vision.patch_size
     key = (image, side, vision.image_size, str(pins), getattr(model.config, "vision_aspect_ratio", None))
@@ -70,21 +71,24 @@ def image_shape(model: Any, image: Anyres) -> Shape:
         for tile in range(image.views - 1):
             place = row + tile // wide * side, column + tile % wide * side
             views.append(torch.stack([torch.ones_like(row), *place], dim=1))
-        coordinates = packed(model, torch.stack(views), image, torch.full((3,), NEWLINE))
-        _SHAPES[key] = _shape(coordinates, side, image.views, wide)
+        coordinates = pack_views(model, torch.stack(views), image, torch.full((3,), NEWLINE))
+        _SHAPES[key] = _shape_of_coordinates(coordinates, side, image.views, wide)
     return _SHAPES[key]
 
 
 _SHAPES: dict[Hashable, Shape] = {}
 
 
-def _shape(coordinates: Tensor, side: int, views: int, wide: int) -> Shape:
-    """The shape of packed `coordinates` (length, 3): 0 for the base view and 1 for tiles, row, column; or newlines."""
+def _shape_of_coordinates(coordinates: Tensor, side: int, views: int, wide: int) -> Shape:
+    """The shape that packed coordinates (length, 3) tell: 0 for the base view or 1 for tiles, row and column.
+
+    A newline has NEWLINE in all three places.
+    """
     newline = coordinates[:, 0] == NEWLINE
     candidates = (~newline).nonzero()[:, 0]
     lines = torch.full((len(coordinates),), -1)
     if views == 1:
-        part = Part("base", (side, side), torch.arange(side * side))
+        part = GridPart("base", (side, side), torch.arange(side * side))
         return Shape("image", len(lines), (part,), candidates, lines)
     rows = int(newline.sum())
     size, wall = side * side, (len(candidates) - side * side) // rows
@@ -94,31 +98,34 @@ def _shape(coordinates: Tensor, side: int, views: int, wide: int) -> Shape:
     # a token lies in the tile that its centre falls into (interpolated ones lie between the tiles' own)
     high, along = ((coordinates[candidates[size:], i] + 0.5) // side for i in (1, 2))
     tile = high.long() * wide + along.long()
-    parts = [Part("base", (side, side), torch.arange(size))]
+    parts = [GridPart("base", (side, side), torch.arange(size))]
     for number in tile.unique().tolist():
         at = (tile == number).nonzero()[:, 0]
         height = len(line[at].unique())
-        parts.append(Part("tile", (height, len(at) // height), at + size))
+        parts.append(GridPart("tile", (height, len(at) // height), at + size))
     return Shape("image", len(lines), tuple(parts), candidates, lines)
 
 
-class Tiled(Projected):
-    """Images in tiles; a subclass adds videos."""
+class TiledFamily(ClipLikeFamily):
+    """Models that cut images into tiles; a subclass adds videos."""
 
-    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
-        return [image_shape(model, image) for image in tiles(model, inputs)]
+    def image_shapes(
+        self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any], run_lengths: list[int]
+    ) -> list[Shape]:
+        return [image_shape(model, image) for image in tiled_images(model, inputs)]
 
-    def arranged(
-        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    def arrange_patches(
+        self, model: Any, modality: Modality, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
     ) -> list[Tensor]:
-        images = tiles(model, inputs)
+        images = tiled_images(model, inputs)
         newline = values.new_zeros(values.shape[2])
         views = values.split([image.views for image in images])
-        lying = [packed(model, part, image, newline) for part, image in zip(views, images)]
-        return [part[copy_to_device(shape.candidates, part.device)] for part, shape in zip(lying, shapes)]
+        packed = [pack_views(model, part, image, newline) for part, image in zip(views, images)]
+        return [part[copy_to_device(shape.candidates, part.device)] for part, shape in zip(packed, shapes)]
 
 
-class LlavaNext(Tiled):
+@register_family
+class LlavaNext(TiledFamily):
     name = "llava_next"
     classes = ("LlavaNextForConditionalGeneration",)
     prunes = "the tokens of the base view and the tiles; a row's newline stays while a token of the row stays"
@@ -128,7 +135,8 @@ class LlavaNext(Tiled):
     has_dual_encoder = True
 
 
-class LlavaNextVideo(Tiled):
+@register_family
+class LlavaNextVideo(TiledFamily):
     name = "llava_next_video"
     classes = ("LlavaNextVideoForConditionalGeneration",)
     prunes = "images as llava_next; of a video, the pooled tokens of all frames"
@@ -137,21 +145,23 @@ class LlavaNextVideo(Tiled):
     vision_inputs = (*Llava.vision_inputs, "pixel_values_videos")
     has_dual_encoder = True
 
-    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
-        if stream.kind == "image":
-            return super().shapes(model, stream, output, inputs, runs)
+    def image_shapes(
+        self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any], run_lengths: list[int]
+    ) -> list[Shape]:
+        if modality.kind == "image":
+            return super().image_shapes(model, modality, output, inputs, run_lengths)
         videos, frames = video_pixels(inputs).shape[:2]
         vision = model.config.vision_config
         side = vision.image_size // vision.patch_size // model.config.spatial_pool_stride
-        return [stacked("video", "frame", (side, side), frames)] * videos
+        return [grid_shape("video", "frame", (side, side), frames)] * videos
 
-    def arranged(
-        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    def arrange_patches(
+        self, model: Any, modality: Modality, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
     ) -> list[Tensor]:
-        if stream.kind == "image":
-            return super().arranged(model, stream, values, inputs, shapes)
+        if modality.kind == "image":
+            return super().arrange_patches(model, modality, values, inputs, shapes)
         pool = torch.nn.AvgPool2d(model.config.spatial_pool_stride)  # the model's own may be a convolution
-        return list(on_grid(values, pool).reshape(len(shapes), shapes[0].n, -1))
+        return list(resize_frames(values, pool).reshape(len(shapes), shapes[0].n, -1))
 
 
 def video_pixels(inputs: dict[str, Any]) -> Tensor:
@@ -162,12 +172,8 @@ def video_pixels(inputs: dict[str, Any]) -> Tensor:
     return pixels
 
 
-def on_grid(values: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """(frames, n, c) on its square grid, changed as a picture (frames, c, rows, columns), and back in lines."""
+def resize_frames(values: Tensor, resize: Callable[[Tensor], Tensor]) -> Tensor:
+    """Frames (frames, n, c) with another n: `resize` works on them as pictures (frames, c, rows, columns)."""
     side = round(values.shape[1] ** 0.5)
     picture = values.mT.reshape(len(values), -1, side, side)
-    return change(picture).flatten(2).mT
-
-
-register_family(LlavaNext())
-register_family(LlavaNextVideo())
+    return resize(picture).flatten(2).mT

@@ -6,13 +6,15 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from vlprune.models.base import Stream, register_family
+from vlprune.models.base import Modality
 from vlprune.models.llava import Llava
-from vlprune.models.llava_next import Tiled, on_grid, video_pixels
-from vlprune.types import Shape, stacked
+from vlprune.models.llava_next import TiledFamily, resize_frames, video_pixels
+from vlprune.models.registry import register_family
+from vlprune.types import Shape, grid_shape
 
 
-class LlavaOnevision(Tiled):
+@register_family
+class LlavaOnevision(TiledFamily):
     name = "llava_onevision"
     classes = ("LlavaOnevisionForConditionalGeneration",)
     prunes = "images as llava_next; of a video, the pooled tokens of all frames (its one newline stays)"
@@ -27,20 +29,22 @@ class LlavaOnevision(Tiled):
     )
     has_dual_encoder = True
 
-    def shapes(self, model: Any, stream: Stream, output: Any, inputs: dict[str, Any], runs: list[int]) -> list[Shape]:
-        if stream.kind == "image":
-            return super().shapes(model, stream, output, inputs, runs)
+    def image_shapes(
+        self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any], run_lengths: list[int]
+    ) -> list[Shape]:
+        if modality.kind == "image":
+            return super().image_shapes(model, modality, output, inputs, run_lengths)
         videos, frames = video_pixels(inputs).shape[:2]
         side = pooled_side(model)
-        return [stacked("video", "frame", (side, side), frames, extra=1)] * videos
+        return [grid_shape("video", "frame", (side, side), frames, extra=1)] * videos
 
-    def arranged(
-        self, model: Any, stream: Stream, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
+    def arrange_patches(
+        self, model: Any, modality: Modality, values: Tensor, inputs: dict[str, Any], shapes: list[Shape]
     ) -> list[Tensor]:
-        if stream.kind == "image":
-            return super().arranged(model, stream, values, inputs, shapes)
+        if modality.kind == "image":
+            return super().arrange_patches(model, modality, values, inputs, shapes)
         side = pooled_side(model)
-        frames = on_grid(values, lambda picture: interpolate(picture, size=(side, side), mode="bilinear"))
+        frames = resize_frames(values, lambda picture: interpolate(picture, size=(side, side), mode="bilinear"))
         return list(frames.reshape(len(shapes), shapes[0].n, -1))
 
 
@@ -48,6 +52,3 @@ def pooled_side(model: Any) -> int:
     """The rows and columns of a frame after pooling."""
     vision = model.config.vision_config
     return math.ceil(vision.image_size // vision.patch_size / 2)
-
-
-register_family(LlavaOnevision())

@@ -1,4 +1,7 @@
-"""What a vision tower looks at, without asking it for attention weights: one layer's queries and keys, again."""
+"""Attention inside a vision tower, computed again from the queries and keys of one layer.
+
+So the tower runs with any attention implementation: it is not asked for attention weights.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,24 @@ ROWS = 512  #: queries whose attention is held at a time
 
 @dataclass
 class RecordedCall:
-    """The arguments of a watched module's most recent call."""
+    """The arguments of a module's most recent call."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def hidden(self) -> Tensor:
-        """Its hidden states."""
+    def hidden_states(self) -> Tensor:
+        """The hidden states that the module was called with."""
         return self.args[0] if self.args else self.kwargs["hidden_states"]
 
 
 @dataclass(frozen=True)
 class TowerAttention:
-    """`attention` (images, patches), `keys` (images, patches, d_k) and, where there is one, `cls` (images, d_v)."""
+    """Attention of one layer of a vision tower.
+
+    `attention` (images, patches) is what each patch received and `keys` (images, patches, d_k) are the layer's keys,
+    both averaged over heads; `cls` (images, d_v) is the class token's hidden state, None without a class token.
+    """
 
     attention: Tensor
     keys: Tensor
@@ -36,17 +43,17 @@ class TowerAttention:
 
 
 @contextmanager
-def recorded_call(module: Any) -> Iterator[RecordedCall | None]:
-    """Inside, note how `module` is called; None for no module."""
+def record_call(module: Any) -> Iterator[RecordedCall | None]:
+    """Record, inside the `with` block, the arguments that `module` is called with; None records nothing."""
     if module is None:
         yield None
         return
     call = RecordedCall()
 
-    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call.args, call.kwargs = args, kwargs
 
-    handle = module.register_forward_pre_hook(note, with_kwargs=True)
+    handle = module.register_forward_pre_hook(record, with_kwargs=True)
     try:
         yield call
     finally:
@@ -54,13 +61,13 @@ def recorded_call(module: Any) -> Iterator[RecordedCall | None]:
 
 
 @torch.no_grad()
-def received(queries: Tensor, keys: Tensor, cls: bool) -> Tensor:
-    """The attention that each token receives, mean over heads: (N, L), or (N, L − 1) from the class token in front.
+def attention_received(queries: Tensor, keys: Tensor, cls: bool) -> Tensor:
+    """Attention that each token receives, averaged over heads: (N, L), or (N, L − 1) from the class token in front.
 
-    Queries and keys are (N, heads, L, d). Without a class token: the mean over all queries.
+    Queries and keys are (N, heads, L, d). Without a class token it is averaged over all queries.
 
     >>> keys = torch.tensor([[[[0.0], [1.0], [3.0]]]])
-    >>> received(torch.ones(1, 1, 3, 1), keys, cls=True).argmax().item()   # of the two behind the class token
+    >>> attention_received(torch.ones(1, 1, 3, 1), keys, cls=True).argmax().item()   # of the two behind the class token
     1
     """
     keys, scale = keys.float(), queries.shape[-1] ** -0.5
@@ -74,23 +81,27 @@ def received(queries: Tensor, keys: Tensor, cls: bool) -> Tensor:
 
 
 @torch.no_grad()
-def projected(module: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+def queries_and_keys(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys (N, heads, L, d) of an attention module with `q_proj` and `k_proj`, and norms if it has them."""
 
-    def heads(project: Any, norm: Any) -> Tensor:
-        values = project(hidden)
+    def by_head(project: Any, norm: Any) -> Tensor:
+        values = project(hidden_states)
         values = values if norm is None else norm(values)
         return values.view(*values.shape[:2], module.num_heads, -1).transpose(1, 2)
 
     return (
-        heads(module.q_proj, getattr(module, "q_norm", None)),
-        heads(module.k_proj, getattr(module, "k_norm", None)),
+        by_head(module.q_proj, getattr(module, "q_norm", None)),
+        by_head(module.k_proj, getattr(module, "k_norm", None)),
     )
 
 
 @torch.no_grad()
-def project_and_attend(module: Any, hidden: Tensor, cls: Tensor | None) -> TowerAttention:
-    """Of a tower with separate projections; `cls` (N, d_v) is the class token's state, None for a tower without one."""
-    queries, keys = projected(module, hidden)
+def attention_of_module(module: Any, hidden_states: Tensor, cls: Tensor | None) -> TowerAttention:
+    """Attention inside a module with separate projections, called with these hidden states (N, L, d_v).
+
+    `cls` (N, d_v) is the class token's state after the layer, None for a tower without a class token.
+    """
+    queries, keys = queries_and_keys(module, hidden_states)
     first = 0 if cls is None else 1
-    return TowerAttention(received(queries, keys, cls is not None), keys[:, :, first:].float().mean(dim=1), cls)
+    attention = attention_received(queries, keys, cls is not None)
+    return TowerAttention(attention, keys[:, :, first:].float().mean(dim=1), cls)

@@ -7,14 +7,16 @@ It has LLaVA-1.5's architecture and its 576 visual tokens, and is trained by `py
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from vlprune.pocket.world import benchmark, questions, scenes
+from vlprune.pocket.world import balanced_questions, questions, scenes
 
 if TYPE_CHECKING:
     from transformers import CLIPModel, LlavaForConditionalGeneration, LlavaProcessor
 
-__all__ = ["benchmark", "load", "path", "questions", "scenes"]
+    from vlprune.pocket.render import images
+
+__all__ = ["balanced_questions", "images", "load", "path", "questions", "scenes"]
 
 
 def path() -> str:
@@ -44,7 +46,15 @@ def load() -> tuple[LlavaForConditionalGeneration, LlavaProcessor, CLIPModel]:
     clip = CLIPModel(config).eval()
     clip.vision_model = model.model.vision_tower  # shared, so that it is neither stored nor run twice
     left = clip.load_state_dict(load_file(folder / "clip.safetensors"), strict=False)
-    lacking = [name for name in left.missing_keys if not name.startswith("vision_model.")]
-    if lacking or left.unexpected_keys:
-        raise RuntimeError(f"clip.safetensors does not fit clip.json: {lacking + left.unexpected_keys}")
+    missing = [name for name in left.missing_keys if not name.startswith("vision_model.")]
+    if missing or left.unexpected_keys:
+        raise RuntimeError(f"clip.safetensors does not fit clip.json: {missing + left.unexpected_keys}")
     return model, AutoProcessor.from_pretrained(folder), clip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "images":  # drawing needs torch
+        from vlprune.pocket.render import images
+
+        return images
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

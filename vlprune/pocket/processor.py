@@ -1,4 +1,4 @@
-"""The pocket model's processor: a word-level tokenizer, CLIP's image processor, LLaVA-1.5's way of prompting."""
+"""The pocket model's processor: a word-level tokenizer, CLIP's image processor, LLaVA-1.5's chat template."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 
 
 def build_processor(words: list[str], *, size: int, patch: int) -> LlavaProcessor:
-    """Make the processor from its words, of which the first five are pad, unknown, begin, end and image."""
+    """Build the processor for a vocabulary, of which the first five are pad, unknown, begin, end and image."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import CLIPImageProcessorPil, LlavaProcessor, PreTrainedTokenizerFast
 

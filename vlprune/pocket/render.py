@@ -25,7 +25,7 @@ PALETTE = (
     (0.52, 0.14, 0.66),
     (0.98, 0.62, 0.76),
 )
-LIGHT = (0, 0, 1, 0, 1, 0, 0, 1)  # colours that want a dark digit
+DARK_DIGIT = (0, 0, 1, 0, 1, 0, 0, 1)  # 1 for the light colours, on which digits are dark
 # seven strokes of a digit: centre x, y and half-lengths along x, y, in units of half the digit's height
 STROKES = (
     (0.0, -1.0, 0.5, 0.0),
@@ -36,7 +36,8 @@ STROKES = (
     (-0.5, -0.5, 0.0, 0.5),
     (0.0, 0.0, 0.5, 0.0),
 )
-LIT = (
+# which strokes each digit has
+DIGIT_STROKES = (
     "1111110",
     "0110000",
     "1101101",
@@ -48,12 +49,12 @@ LIT = (
     "1111111",
     "1111011",
 )
-COLUMNS = 8  # numbers a thing takes in the table that `pack` makes
-NOISE = 0.02
+COLUMNS = 8  # numbers that `pack_scenes` describes a thing by
+NOISE = 0.02  # standard deviation of the backdrop's noise
 
 
-def pack(scenes: Sequence[Scene]) -> tuple[np.ndarray, np.ndarray]:
-    """Scenes as numbers: things (B, 12, 8), absent ones with radius 0, and backgrounds (B, 19)."""
+def pack_scenes(scenes: Sequence[Scene]) -> tuple[np.ndarray, np.ndarray]:
+    """Scenes as arrays: things (B, 12, 8), absent ones with radius 0, and backgrounds (B, 19)."""
     things = np.zeros((len(scenes), MAX_THINGS, COLUMNS), dtype=np.float32)
     for row, scene in zip(things, scenes):
         for slot, t in zip(row, scene.things):
@@ -70,11 +71,11 @@ def pack(scenes: Sequence[Scene]) -> tuple[np.ndarray, np.ndarray]:
     return things, np.array([scene.background for scene in scenes], dtype=np.float32)
 
 
-def paint(things: Tensor, background: Tensor, noise: Tensor) -> Tensor:
+def paint_scenes(things: Tensor, background: Tensor, noise: Tensor) -> Tensor:
     """Draw packed scenes: (B, 12, 8), (B, 19) and noise (B, 192, 192) → colours (B, 3, 192, 192) in [0, 1]."""
     line = torch.arange(SIZE, device=things.device, dtype=torch.float32) + 0.5
     x, y = line[None, None, None, :], line[None, None, :, None]
-    distance, u, v = _distance(things, x, y)  # (B, 12, 192, 192)
+    distance, u, v = _signed_distance(things, x, y)  # (B, 12, 192, 192)
     radius = things[..., 2, None, None]
     body = (0.5 - distance).clamp(0, 1)
     ink = (0.5 - _digit_distance(things, u, v) * radius).clamp(0, 1) * (distance < 2)
@@ -87,7 +88,7 @@ def paint(things: Tensor, background: Tensor, noise: Tensor) -> Tensor:
 
     color_index = things[..., 6].long()
     color = torch.tensor(PALETTE, device=things.device)[color_index] * (1 + 0.08 * things[..., 4, None])
-    dark = torch.tensor(LIGHT, device=things.device, dtype=torch.float32)[color_index][..., None, None]
+    dark = torch.tensor(DARK_DIGIT, device=things.device, dtype=torch.float32)[color_index][..., None, None]
     covered = body.sum(1)[:, None].clamp(max=1)
     channels = [(body * (color[..., c, None, None] * (1 - ink) + ink * (0.97 - 0.93 * dark))).sum(1) for c in range(3)]
     painted = torch.stack(channels, 1) + backdrop * (1 - covered)
@@ -95,7 +96,7 @@ def paint(things: Tensor, background: Tensor, noise: Tensor) -> Tensor:
 
 
 def images(scenes: Sequence[Scene]) -> list[Image.Image]:
-    """Draw scenes as 192×192 pictures.
+    """Draw scenes as images of 192×192 pixels.
 
     >>> from vlprune.pocket import scenes
     >>> images(scenes("test", 1))[0].size
@@ -103,29 +104,33 @@ def images(scenes: Sequence[Scene]) -> list[Image.Image]:
     """
     from PIL import Image
 
-    pictures = []
+    drawn = []
     for scene in scenes:
-        things, background = (torch.from_numpy(a) for a in pack([scene]))
-        colours = paint(things[:, : len(scene.things)], background, _noise(scene)[None])[0]
-        pictures.append(Image.fromarray((colours * 255).round().byte().permute(1, 2, 0).numpy()))
-    return pictures
+        things, background = (torch.from_numpy(a) for a in pack_scenes([scene]))
+        colours = paint_scenes(things[:, : len(scene.things)], background, _noise(scene)[None])[0]
+        drawn.append(Image.fromarray((colours * 255).round().byte().permute(1, 2, 0).numpy()))
+    return drawn
 
 
-def thing_at(things: Tensor, grid: int, slack: float = 1.0) -> Tensor:
-    """Which thing lies under the centre of each cell of a grid: (B, 12, 8) → (B, grid·grid), −1 for none."""
+def things_under_grid(things: Tensor, grid: int, slack: float = 1.0) -> Tensor:
+    """Index of the thing under the centre of each cell of a grid: (B, 12, 8) → (B, grid·grid), −1 for none.
+
+    A centre up to `slack` pixels outside of a thing counts as covered by it.
+    """
     line = (torch.arange(grid, device=things.device, dtype=torch.float32) + 0.5) * (SIZE / grid)
-    distance, _, _ = _distance(things, line[None, None, None, :], line[None, None, :, None])
+    distance, _, _ = _signed_distance(things, line[None, None, None, :], line[None, None, :, None])
     nearest, which = distance.flatten(2).min(1)
     return torch.where(nearest < slack, which, torch.full_like(which, -1))
 
 
 def _noise(scene: Scene) -> Tensor:
+    """The noise of a scene's backdrop, (192, 192), from its name."""
     bits = np.random.PCG64(Dice(f"noise {scene.name}").below(2**32))
     return torch.from_numpy(np.random.Generator(bits).standard_normal((SIZE, SIZE), dtype=np.float32))
 
 
-def _distance(things: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Signed distance in pixels from each thing's outline, negative inside, and the thing's own axes (unit radius)."""
+def _signed_distance(things: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Signed distance in pixels from each thing's outline, negative inside, and coordinates on its axes, in radii."""
     part = things[..., None, None].unbind(2)
     radius = part[2].clamp(min=1e-3)
     cos, sin = torch.cos(part[3]), torch.sin(part[3])
@@ -153,7 +158,7 @@ def _distance(things: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Ten
 
 def _digit_distance(things: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """Signed distance, in radii, from the strokes of each thing's digit."""
-    lit = torch.tensor([[c == "1" for c in row] for row in LIT], device=things.device)
+    lit = torch.tensor([[c == "1" for c in row] for row in DIGIT_STROKES], device=things.device)
     on = lit[things[..., 7].long()]
     nearest = torch.full_like(u, 1e4)
     half = 0.55

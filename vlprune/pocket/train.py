@@ -39,8 +39,8 @@ from transformers import (
 )
 
 from vlprune.pocket.processor import build_processor
-from vlprune.pocket.render import pack, paint, thing_at
-from vlprune.pocket.world import COLORS, KINDS, SHAPES, SIZE, Dice, ask, caption, scenes, vocabulary
+from vlprune.pocket.render import pack_scenes, paint_scenes, things_under_grid
+from vlprune.pocket.world import COLORS, KINDS, SHAPES, SIZE, Dice, draw_caption, draw_question, scenes, vocabulary
 
 # ---------------------------------------------------------------- the words
 
@@ -53,7 +53,8 @@ CAPTION_LENGTH = 24
 TURNS = 8
 
 
-def ids(text: str) -> list[int]:
+def token_ids(text: str) -> list[int]:
+    """The words of a text as numbers."""
     return [WORD_ID[word] for word in text.replace("?", " ?").split()]
 
 
@@ -65,6 +66,7 @@ TOKENS = GRID * GRID
 
 
 def llava_config() -> LlavaConfig:
+    """The pocket model's configuration."""
     vision = CLIPVisionConfig(
         hidden_size=256,
         intermediate_size=1024,
@@ -98,6 +100,7 @@ def llava_config() -> LlavaConfig:
 
 
 def clip_config() -> CLIPConfig:
+    """The configuration of the CLIP that shares the pocket model's vision tower."""
     text = CLIPTextConfig(
         vocab_size=len(WORDS),
         hidden_size=256,
@@ -119,7 +122,7 @@ def clip_config() -> CLIPConfig:
     return config
 
 
-class Pocket(nn.Module):
+class PocketModel(nn.Module):
     """The LLaVA, the CLIP that shares its tower, and the heads of the dense loss, which are thrown away afterwards."""
 
     def __init__(self) -> None:
@@ -129,7 +132,7 @@ class Pocket(nn.Module):
         self.clip.vision_model = self.llava.model.vision_tower
         self.dense = nn.Linear(256, len(SHAPES) + len(COLORS) + 10 + 1)
 
-    def see(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def encode_image(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Pixels (B, 3, 192, 192) → patches as LLaVA reads them (B, 576, 256), and CLIP's image embedding (B, 256)."""
         tower = self.llava.model.vision_tower
         states = tower.pre_layrnorm(tower.embeddings(pixels))
@@ -138,8 +141,11 @@ class Pocket(nn.Module):
         last = tower.encoder.layers[-1](states, None)
         return states[:, 1:], self.clip.visual_projection(tower.post_layernorm(last[:, 0]))
 
-    def talk(self, patches: Tensor, text: Tensor, positions: Tensor, asked: Tensor) -> Tensor:
-        """Kept patches (B, k, 256), text after the image (B, T), positions (B, 2+k+T) → logits where `asked` (B, A)."""
+    def answer_logits(self, patches: Tensor, text: Tensor, positions: Tensor, asked: Tensor) -> Tensor:
+        """Logits (B, A, words) at the places `asked` (B, A) of the text (B, T) after the kept patches (B, k, 256).
+
+        `positions` (B, 2+k+T) are those of the two words before the image, the patches and the text.
+        """
         llm, batch = self.llava.model.language_model, len(text)
         start = torch.tensor([BOS, WORD_ID["user:"]], device=text.device).expand(batch, 2)
         words = llm.embed_tokens(torch.cat([start, text], 1))
@@ -172,8 +178,9 @@ class Batches(IterableDataset):
 
 
 def make_batch(split: str, batch: int, index: int) -> dict[str, Tensor]:
+    """Scenes with their conversations and captions, as tensors: the batch of that index in a split."""
     drawn = scenes(split, batch, start=index * batch)
-    things, background = pack(drawn)
+    things, background = pack_scenes(drawn)
     text = torch.full((batch, TEXT_LENGTH), PAD)
     asked = torch.zeros(batch, 2 * TURNS, dtype=torch.long)  # where each answer, and the end after it, is predicted
     answers = torch.full((batch, 2 * TURNS), -100)
@@ -183,12 +190,12 @@ def make_batch(split: str, batch: int, index: int) -> dict[str, Tensor]:
         dice, line, slot, before = Dice(f"turns {scene.name}"), [], 0, set()
         for _ in range(TURNS):
             kind = dice.pick((*KINDS, "count", "digit"))  # the two that take longest to learn come twice
-            question = ask(dice, scene, kind)
+            question = draw_question(dice, scene, kind)
             if question is None or question.text in before:  # an answer already given would only be copied
                 continue
             before.add(question.text)
             line += [
-                *ids(question.text),
+                *token_ids(question.text),
                 WORD_ID["assistant:"],
                 WORD_ID[question.answer],
                 EOS,
@@ -199,7 +206,7 @@ def make_batch(split: str, batch: int, index: int) -> dict[str, Tensor]:
             kinds[row, slot] = KINDS.index(kind)
             slot += 2
         text[row, : len(line)] = torch.tensor(line)
-        words = [BOS, *ids(caption(dice, scene))[: CAPTION_LENGTH - 2], EOS]
+        words = [BOS, *token_ids(draw_caption(dice, scene))[: CAPTION_LENGTH - 2], EOS]
         captions[row, : len(words)] = torch.tensor(words)
     return {
         "things": torch.from_numpy(things),
@@ -212,8 +219,8 @@ def make_batch(split: str, batch: int, index: int) -> dict[str, Tensor]:
     }
 
 
-def keep_some(batch: int, k: int, device: torch.device) -> Tensor:
-    """Which k of 576 patches stay, sorted (B, k): at random, or a smooth random field's highest."""
+def sample_kept_patches(batch: int, k: int, device: torch.device) -> Tensor:
+    """Indices of k of 576 patches, sorted (B, k): drawn evenly, or where a smooth random field is highest."""
     field = torch.rand(batch, 1, GRID, GRID, device=device)
     if torch.rand(()) < 0.5:
         field = 0.05 * field + F.interpolate(
@@ -222,8 +229,8 @@ def keep_some(batch: int, k: int, device: torch.device) -> Tensor:
     return field.flatten(1).topk(k, dim=1).indices.sort(1).values
 
 
-def lay_out(kept: Tensor, length: int, renumber: bool) -> Tensor:
-    """Positions (B, 2+k+T) of start, kept patches and text: re-numbered, or those of the full image."""
+def make_positions(kept: Tensor, length: int, renumber: bool) -> Tensor:
+    """Positions (B, 2+k+T) of start, kept patches and text: re-numbered, or as in the prompt with all patches."""
     batch, k = kept.shape
     start = torch.arange(2, device=kept.device).expand(batch, 2)
     visual = torch.arange(k, device=kept.device).expand(batch, k) if renumber else kept
@@ -235,8 +242,8 @@ def lay_out(kept: Tensor, length: int, renumber: bool) -> Tensor:
 
 
 def dense_loss(logits: Tensor, things: Tensor) -> Tensor:
-    """Each patch names shape, colour and digit of the thing under it, or that there is none."""
-    under = thing_at(things, GRID)
+    """Loss of naming, for each patch, the shape, colour and digit of the thing under it, or that there is none."""
+    under = things_under_grid(things, GRID)
     label = things.gather(1, under.clamp(min=0)[..., None].expand(-1, -1, things.shape[-1]))
     seen = (under >= 0).float()
     shape, color, digit, any_thing = logits.float().split([len(SHAPES), len(COLORS), 10, 1], -1)
@@ -246,6 +253,7 @@ def dense_loss(logits: Tensor, things: Tensor) -> Tensor:
 
 
 def contrastive_loss(image: Tensor, text: Tensor, scale: Tensor) -> Tensor:
+    """CLIP's loss: each image finds its caption in the batch, and each caption its image."""
     logits = scale.exp().clamp(max=100) * F.normalize(image.float(), dim=-1) @ F.normalize(text.float(), dim=-1).T
     target = torch.arange(len(logits), device=logits.device)
     return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
@@ -254,8 +262,8 @@ def contrastive_loss(image: Tensor, text: Tensor, scale: Tensor) -> Tensor:
 # ---------------------------------------------------------------- the loop
 
 
-def save(run: Path, model: Pocket, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """A checkpoint of weights and Adam's two moments; written beside, then renamed, so that none is ever half there."""
+def save_checkpoint(run: Path, model: PocketModel, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Write weights and Adam's two moments; under another name first, so that no checkpoint is ever half there."""
     tensors: dict[str, Tensor] = dict(model.named_parameters())  # each shared weight once
     for name, parameter in list(tensors.items()):
         for key in ("exp_avg", "exp_avg_sq"):
@@ -266,7 +274,10 @@ def save(run: Path, model: Pocket, optimizer: torch.optim.Optimizer, step: int) 
     (run / "new.safetensors").replace(run / "checkpoint.safetensors")
 
 
-def resume(run: Path, model: Pocket, optimizer: torch.optim.Optimizer) -> int:
+def load_checkpoint(run: Path, model: PocketModel, optimizer: torch.optim.Optimizer) -> int:
+    """Load the run's last checkpoint, and return the step that it was written at; 0 if there is none."""
+    if not (run / "checkpoint.safetensors").exists():
+        return 0
     with safe_open(run / "checkpoint.safetensors", "pt") as file:
         names = set(file.keys())
         step = int(file.metadata()["step"])
@@ -281,8 +292,8 @@ def resume(run: Path, model: Pocket, optimizer: torch.optim.Optimizer) -> int:
     return step
 
 
-def export(folder: Path, model: Pocket) -> None:
-    """Weights in bfloat16: the LLaVA as `from_pretrained` reads it, and what CLIP has beside the shared tower."""
+def export_model(folder: Path, model: PocketModel) -> None:
+    """Write the LLaVA as `from_pretrained` reads it, and what CLIP has beside the shared tower, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     half = {n: p.detach().bfloat16().contiguous().cpu() for n, p in model.llava.state_dict().items()}
     save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
@@ -290,17 +301,15 @@ def export(folder: Path, model: Pocket) -> None:
     clip = {n: p.detach().bfloat16().contiguous().cpu() for n, p in clip.items() if p.is_floating_point()}
     save_file(clip, folder / "clip.safetensors", metadata={"format": "pt"})
     config = llava_config()
-    config.architectures, config.dtype = (
-        ["LlavaForConditionalGeneration"],
-        "float32",
-    )  # stored small, run exactly
+    config.architectures = ["LlavaForConditionalGeneration"]
+    config.dtype = "float32"  # stored small, run exactly
     config.save_pretrained(folder)
     clip_config().to_json_file(folder / "clip.json")
     GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD).save_pretrained(folder)
     build_processor(WORDS, size=SIZE, patch=PATCH).save_pretrained(folder)
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m vlprune.pocket.train", description=__doc__.split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=12_000, help="length of the whole training")
     parser.add_argument("--batch", type=int, default=256)
@@ -309,37 +318,46 @@ def main() -> None:
     parser.add_argument("--export", type=Path, help="where to write the trained model")
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    args = parser.parse_args()
+    return parser.parse_args()
 
+
+def make_optimizer(model: PocketModel, lr: float) -> torch.optim.Optimizer:
+    """AdamW, with weight decay for matrices only."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=True)
+
+
+def learning_rate(step: int, first: int, args: argparse.Namespace) -> float:
+    """Warm-up, also after a resumption at step `first`, then a cosine."""
+    warm_up = min(1, (step + 1) / 300, (step - first + 1) / 50)
+    return args.lr * warm_up * (0.01 + 0.99 * (1 + math.cos(math.pi * (step / args.steps))) / 2)
+
+
+def main() -> None:
+    args = parse_arguments()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     args.run.mkdir(parents=True, exist_ok=True)
-    model = Pocket().to(device)
+    model = PocketModel().to(device)
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M weights on {device}", flush=True)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), fused=True)
-    step = resume(args.run, model, optimizer) if (args.run / "checkpoint.safetensors").exists() else 0
+    optimizer = make_optimizer(model, args.lr)
+    step = load_checkpoint(args.run, model, optimizer)
     torch.manual_seed(step)
     data = iter(DataLoader(Batches("train", args.batch, step), batch_size=None, num_workers=args.workers))
-    functions: list[Any] = [model.see, model.talk, paint]
-    see, talk, draw = [torch.compile(f, dynamic=False) if args.compile else f for f in functions]
+    functions: list[Any] = [model.encode_image, model.answer_logits, paint_scenes]
+    encode_image, answer_logits, paint = [torch.compile(f, dynamic=False) if args.compile else f for f in functions]
 
     mean = torch.tensor([0.48145466, 0.4578275, 0.40821073], device=device)[:, None, None]  # CLIP's own
     std = torch.tensor([0.26862954, 0.26130258, 0.27577711], device=device)[:, None, None]
     right: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
-    began, first, warm_up = time.time(), step, 300
+    began, first = time.time(), step
     while step < args.steps:
         done = step / args.steps
-        lr = (
-            args.lr
-            * min(1, (step + 1) / warm_up, (step - first + 1) / 50)
-            * (0.01 + 0.99 * (1 + math.cos(math.pi * done)) / 2)
-        )
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = learning_rate(step, first, args)
         # all tokens at first, then fewer and fewer steps with all of them, down to two in five
         fewer = 0.6 * min(1, max(0, (done - 0.08) / 0.2))
         k = TOKENS if torch.rand(()) >= fewer else (192, 64)[int(torch.rand(()) < 0.6)]
@@ -347,13 +365,13 @@ def main() -> None:
         batch = {name: t.to(device, non_blocking=True) for name, t in next(data).items()}
         with torch.no_grad():
             noise = torch.randn(args.batch, SIZE, SIZE, device=device)
-            pixels = (draw(batch["things"], batch["background"], noise) - mean) / std
-            kept = keep_some(args.batch, k, device)
-            positions = lay_out(kept, TEXT_LENGTH, renumber=bool(torch.rand(()) < 0.5))
+            pixels = (paint(batch["things"], batch["background"], noise) - mean) / std
+            kept = sample_kept_patches(args.batch, k, device)
+            positions = make_positions(kept, TEXT_LENGTH, renumber=bool(torch.rand(()) < 0.5))
         with torch.autocast(device.type, torch.bfloat16):
-            patches, image = see(pixels)
+            patches, image = encode_image(pixels)
             few = patches.gather(1, kept[..., None].expand(-1, -1, patches.shape[-1])) if k < TOKENS else patches
-            logits = talk(few, batch["text"], positions, batch["asked"])
+            logits = answer_logits(few, batch["text"], positions, batch["asked"])
             text = model.clip.text_model(input_ids=batch["captions"]).pooler_output
             text = model.clip.text_projection(text)
             named = model.dense(patches)
@@ -400,9 +418,9 @@ def main() -> None:
                 flush=True,
             )
         if step % 1000 == 0 or step == args.steps:
-            save(args.run, model, optimizer, step)
+            save_checkpoint(args.run, model, optimizer, step)
     if args.export:
-        export(args.export, model)
+        export_model(args.export, model)
         print(f"wrote {args.export}", flush=True)
 
 

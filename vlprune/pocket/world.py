@@ -1,7 +1,7 @@
 """The pocket world: scenes of coloured shapes with digits on them, and questions about them.
 
 Everything follows from a seed and an index through `random.random()` alone, whose stream Python guarantees, so a
-scene is the same on every machine and a split can be read from any place. `vlprune.pocket.render` draws it.
+scene is the same on every machine and a split can be read from any index on. `vlprune.pocket.render` draws it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ T = TypeVar("T")
 
 
 class Dice(Random):
-    """Draws that use `random()` only."""
+    """Random choices made from `random()` alone."""
 
     def below(self, n: int) -> int:
+        """A whole number from 0 to n - 1."""
         return int(self.random() * n)
 
     def pick(self, items: Sequence[T]) -> T:
+        """One of the items."""
         return items[self.below(len(items))]
 
     def between(self, low: float, high: float) -> float:
+        """A number from low to high."""
         return low + (high - low) * self.random()
 
 
 @dataclass(frozen=True)
 class Thing:
-    """One object: what it is, and where; `x`, `y`, `radius` in pixels, `angle` in radians."""
+    """One object of a scene: what it is, and where; `x`, `y`, `radius` in pixels, `angle` in radians."""
 
     shape: str
     color: str
@@ -63,7 +66,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is in one image. `background` holds the smooth backdrop's numbers, `name` its seed and index."""
+    """The content of one image. `background` holds the numbers of its smooth backdrop, `name` its seed and index."""
 
     name: str
     things: tuple[Thing, ...]
@@ -81,12 +84,12 @@ def scenes(seed: int | str, n: int, *, start: int = 0) -> list[Scene]:
     """
     if isinstance(seed, str):
         if seed not in SEEDS:
-            raise ValueError(f"seed must be a whole number or one of {', '.join(SEEDS)}, not {seed!r}")
+            raise ValueError(f"seed={seed!r}: a whole number, or one of {', '.join(SEEDS)}.")
         seed = SEEDS[seed]
-    return [_scene(seed, start + i) for i in range(n)]
+    return [_draw_scene(seed, start + i) for i in range(n)]
 
 
-def _scene(seed: int, index: int) -> Scene:
+def _draw_scene(seed: int, index: int) -> Scene:
     dice = Dice(f"scene {seed} {index}")
     wanted = 3 + dice.below(MAX_THINGS - 2)
     # crowded scenes hold smaller things; a theme makes some attribute common, so that there is something to count
@@ -114,7 +117,7 @@ def _scene(seed: int, index: int) -> Scene:
 
 
 def _free_spot(dice: Dice, things: list[Thing], radius: float) -> tuple[float, float, float] | None:
-    """A place that touches nothing: the first of some tries with room, else the roomiest, smaller."""
+    """x, y and radius of a thing that touches no other: the first try with room, else the roomiest, made smaller."""
     best = (0.0, 0.0, 0.0)
     for _ in range(24):
         x, y = dice.between(radius, SIZE - radius), dice.between(radius, SIZE - radius)
@@ -126,7 +129,7 @@ def _free_spot(dice: Dice, things: list[Thing], radius: float) -> tuple[float, f
 
 
 def questions(scene: Scene, kinds: Sequence[str] = KINDS) -> list[Question]:
-    """Ask one question of each kind that the scene can be asked, always the same ones.
+    """One question of each kind that can be asked about the scene, always the same ones.
 
     >>> for q in questions(scenes("test", 3)[2]):
     ...     print(q.kind, "|", q.text, "|", q.answer)  # doctest: +ELLIPSIS
@@ -136,15 +139,15 @@ def questions(scene: Scene, kinds: Sequence[str] = KINDS) -> list[Question]:
     """
     for kind in kinds:
         if kind not in KINDS:
-            raise ValueError(f"kinds must be among {', '.join(KINDS)}, not {kind!r}")
+            raise ValueError(f"kinds={list(kinds)!r}: choose from {', '.join(KINDS)}, not {kind!r}.")
     dice = {kind: Dice(f"question {scene.name} {kind}") for kind in kinds}
-    return [q for kind in kinds if (q := ask(dice[kind], scene, kind)) is not None]
+    return [q for kind in kinds if (q := draw_question(dice[kind], scene, kind)) is not None]
 
 
-def benchmark(split: str, per_kind: int) -> Iterator[tuple[Scene, list[Question]]]:
-    """Walk through a split until every kind of question has been asked `per_kind` times.
+def balanced_questions(split: str, per_kind: int) -> Iterator[tuple[Scene, list[Question]]]:
+    """Scenes of a split with their questions, until every kind of question has been asked `per_kind` times.
 
-    >>> rows = list(benchmark("test", 5))
+    >>> rows = list(balanced_questions("test", 5))
     >>> sum(len(qs) for _, qs in rows)
     30
     """
@@ -159,15 +162,15 @@ def benchmark(split: str, per_kind: int) -> Iterator[tuple[Scene, list[Question]
             yield scene, found
 
 
-def ask(dice: Dice, scene: Scene, kind: str) -> Question | None:
-    """Draw one question of a kind, or None where the scene has nothing that can be asked without doubt."""
-    return _ASK[kind](dice, scene.things)
+def draw_question(dice: Dice, scene: Scene, kind: str) -> Question | None:
+    """Draw one question of a kind; None where every such question about the scene would be ambiguous."""
+    return _ASK_BY_KIND[kind](dice, scene.things)
 
 
-def caption(dice: Dice, scene: Scene) -> str:
-    """A text that goes with the scene, for contrastive training: some of its things, or a question about one."""
+def draw_caption(dice: Dice, scene: Scene) -> str:
+    """Draw a text for contrastive training: a list of some of the scene's things, or a question about one."""
     if dice.random() < 0.3:
-        question = ask(dice, scene, dice.pick(("color", "shape", "digit", "where")))
+        question = draw_question(dice, scene, dice.pick(("color", "shape", "digit", "where")))
         if question is not None:
             return question.text
     chosen = [dice.pick(scene.things) for _ in range(1 + dice.below(3))]
@@ -183,7 +186,7 @@ def vocabulary() -> list[str]:
     return [*asking, *map(str, range(10)), *COLORS, *SHAPES, *(shape + "s" for shape in SHAPES), *CELLS]
 
 
-def _exist(dice: Dice, things: Sequence[Thing]) -> Question | None:
+def _ask_existence(dice: Dice, things: Sequence[Thing]) -> Question | None:
     there = {(t.color, t.shape) for t in things}
     if dice.random() < 0.5:
         color, shape = dice.pick(sorted(there))
@@ -194,8 +197,8 @@ def _exist(dice: Dice, things: Sequence[Thing]) -> Question | None:
     return Question("exist", f"is there a {color} {shape}?", "yes" if (color, shape) in there else "no", about)
 
 
-def _color(dice: Dice, things: Sequence[Thing]) -> Question | None:
-    found = _unique(dice, things, (("shape",), ("shape", "digit")))
+def _ask_color(dice: Dice, things: Sequence[Thing]) -> Question | None:
+    found = _pick_unique(dice, things, (("shape",), ("shape", "digit")))
     if found is None:
         return None
     i, by = found
@@ -204,8 +207,8 @@ def _color(dice: Dice, things: Sequence[Thing]) -> Question | None:
     return Question("color", f"what color is the {which}?", thing.color, (i,))
 
 
-def _shape(dice: Dice, things: Sequence[Thing]) -> Question | None:
-    found = _unique(dice, things, (("color",), ("color", "digit")))
+def _ask_shape(dice: Dice, things: Sequence[Thing]) -> Question | None:
+    found = _pick_unique(dice, things, (("color",), ("color", "digit")))
     if found is None:
         return None
     i, by = found
@@ -214,7 +217,7 @@ def _shape(dice: Dice, things: Sequence[Thing]) -> Question | None:
     return Question("shape", f"what shape is the {which}?", thing.shape, (i,))
 
 
-def _count(dice: Dice, things: Sequence[Thing]) -> Question | None:
+def _ask_count(dice: Dice, things: Sequence[Thing]) -> Question | None:
     by_shape = dice.random() < 0.5
     values: Sequence[str] = [t.shape if by_shape else t.color for t in things]
     value = dice.pick((SHAPES if by_shape else COLORS) if dice.random() < 0.15 else values)
@@ -225,18 +228,18 @@ def _count(dice: Dice, things: Sequence[Thing]) -> Question | None:
     return Question("count", f"how many {what} are there?", str(len(about)), about)
 
 
-def _digit(dice: Dice, things: Sequence[Thing]) -> Question | None:
-    found = _unique(dice, things, (("color", "shape"),))
+def _ask_digit(dice: Dice, things: Sequence[Thing]) -> Question | None:
+    found = _pick_unique(dice, things, (("color", "shape"),))
     if found is None:
         return None
     thing = things[found[0]]
     return Question("digit", f"what digit is on the {thing.color} {thing.shape}?", str(thing.digit), (found[0],))
 
 
-def _where(dice: Dice, things: Sequence[Thing]) -> Question | None:
+def _ask_position(dice: Dice, things: Sequence[Thing]) -> Question | None:
     third, margin = SIZE / 3, 5
     clear = [all(abs(p - edge) > margin for p in (t.x, t.y) for edge in (third, 2 * third)) for t in things]
-    found = _unique(dice, things, (("color", "shape"),), allowed=clear)
+    found = _pick_unique(dice, things, (("color", "shape"),), allowed=clear)
     if found is None:
         return None
     thing = things[found[0]]
@@ -244,28 +247,28 @@ def _where(dice: Dice, things: Sequence[Thing]) -> Question | None:
     return Question("where", f"where is the {thing.color} {thing.shape}?", cell, (found[0],))
 
 
-def _unique(
+def _pick_unique(
     dice: Dice,
     things: Sequence[Thing],
-    ways: Sequence[tuple[str, ...]],
+    descriptions: Sequence[tuple[str, ...]],
     allowed: Sequence[bool] | None = None,
 ) -> tuple[int, tuple[str, ...]] | None:
-    """A thing that one of the ways of naming it tells from all others, and the first such way."""
+    """Pick a thing that some description (a set of attributes) tells from all others: its index and description."""
     options: dict[int, tuple[str, ...]] = {}
-    for way in ways:
-        names = [tuple(getattr(t, part) for part in way) for t in things]
-        count = Counter(names)
-        for i, name in enumerate(names):
-            if count[name] == 1 and (allowed is None or allowed[i]):
-                options.setdefault(i, way)
+    for description in descriptions:
+        values = [tuple(getattr(t, attribute) for attribute in description) for t in things]
+        count = Counter(values)
+        for i, value in enumerate(values):
+            if count[value] == 1 and (allowed is None or allowed[i]):
+                options.setdefault(i, description)
     return dice.pick(sorted(options.items())) if options else None
 
 
-_ASK = {
-    "exist": _exist,
-    "color": _color,
-    "shape": _shape,
-    "count": _count,
-    "digit": _digit,
-    "where": _where,
+_ASK_BY_KIND = {
+    "exist": _ask_existence,
+    "color": _ask_color,
+    "shape": _ask_shape,
+    "count": _ask_count,
+    "digit": _ask_digit,
+    "where": _ask_position,
 }

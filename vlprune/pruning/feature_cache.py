@@ -1,4 +1,4 @@
-"""Encode once, ask many: the vision tower's results by the content of the pixels."""
+"""Encode once, ask many: the image tower's results by the content of the pixels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vlprune.models.base import Family, Stream, Vision
-from vlprune.models.tower_attention import recorded_call
+from vlprune.models.base import EncodedImage, Family, Modality
+from vlprune.models.tower_attention import record_call
 
 #: What a model's forward reads of an encoder's output.
 READ = ("pooler_output", "deepstack_features")
@@ -24,16 +24,16 @@ class Sized(Protocol):
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncoderResult:
     """What one encoder returned, and what it encoded."""
 
     output: Any
-    visions: list[Vision]
+    images: list[EncodedImage]
 
     @property
     def nbytes(self) -> int:
         own = sum(_bytes(getattr(self.output, name, None)) for name in READ)
-        return own + sum(vision.nbytes for vision in self.visions)
+        return own + sum(image.nbytes for image in self.images)
 
 
 def _bytes(value: Any) -> int:
@@ -110,47 +110,47 @@ def weights_stamp(modules: list[nn.Module]) -> Hashable:
     return hash(tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors))
 
 
-def encode(
+def encode_cached(
     family: Family,
     model: Any,
-    stream: Stream,
+    modality: Modality,
     compute: Callable[..., Any],
     inputs: dict[str, Any],
     runs: list[int],
     cache: FeatureCache | None,
     attention: bool = False,
-) -> Encoded:
-    """Run `compute(**inputs)` (the model's own encoder of a stream), or take what the cache has of it.
+) -> EncoderResult:
+    """Run `compute(**inputs)` (the model's own encoder of a modality), or take what the cache has of it.
 
     Where a family can, images are known one by one, and those that the cache lacks are encoded together; when it has
     none of them, the call is exactly the model's own. Elsewhere a call is known as a whole. Nothing is cached while
     gradients are recorded. With `attention` it is also seen what the tower looks at.
     """
 
-    def run(inputs: dict[str, Any]) -> tuple[Any, list[Vision]]:
-        with recorded_call(family.attention_module(model, stream, inputs) if attention else None) as call:
+    def run(inputs: dict[str, Any]) -> tuple[Any, list[EncodedImage]]:
+        with record_call(family.attention_module(model, modality, inputs) if attention else None) as call:
             output = compute(**inputs)
-        return output, family.read(model, stream, output, inputs, runs, call)
+        return output, family.read_encoder_output(model, modality, output, inputs, runs, call)
 
     encoders = [child for child in model.base_model.children() if child is not model.get_decoder()]
     idle = torch.is_grad_enabled() or any(module.training for module in encoders)
     if cache is None or cache.limit <= 0 or idle:
-        return Encoded(*run(inputs))
+        return EncoderResult(*run(inputs))
     settings = tuple((name, repr(value)) for name, value in sorted(inputs.items()) if not isinstance(value, Tensor))
-    stamp = (stream.kind, weights_stamp(encoders), settings)
-    if family.encodes_independently(stream, inputs):
-        return _one_by_one(family, stream, run, inputs, cache, stamp)
+    stamp = (modality.kind, weights_stamp(encoders), settings)
+    if family.encodes_independently(modality, inputs):
+        return _encode_one_by_one(family, modality, run, inputs, cache, stamp)
     tensors = tuple((name, digest(value)) for name, value in sorted(inputs.items()) if isinstance(value, Tensor))
     key = (tensors, tuple(runs), stamp)
-    known: Encoded | None = cache.get(key)
+    known: EncoderResult | None = cache.get(key)
     if known is None:
-        output, visions = run(inputs)
-        known = Encoded(lean(output), visions)
+        output, images = run(inputs)
+        known = EncoderResult(without_hidden_states(output), images)
         cache.put(key, known)
     return known
 
 
-def lean(output: Any) -> Any:
+def without_hidden_states(output: Any) -> Any:
     """The output of an encoder without the hidden states that the model's forward does not read."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -163,28 +163,28 @@ def lean(output: Any) -> Any:
     return small
 
 
-def _one_by_one(
+def _encode_one_by_one(
     family: Family,
-    stream: Stream,
-    run: Callable[[dict[str, Any]], tuple[Any, list[Vision]]],
+    modality: Modality,
+    run: Callable[[dict[str, Any]], tuple[Any, list[EncodedImage]]],
     inputs: dict[str, Any],
     cache: FeatureCache,
     stamp: Hashable,
-) -> Encoded:
-    name = next(name for name in stream.pixels if inputs.get(name) is not None)
+) -> EncoderResult:
+    name = next(name for name in modality.pixels if inputs.get(name) is not None)
     pixels = inputs[name]
     keys = [(named, pixels.device, stamp) for named in cache.names(pixels)]
-    found: list[Vision | None] = [cache.get(key) for key in keys]
-    missing = [i for i, vision in enumerate(found) if vision is None]
+    found: list[EncodedImage | None] = [cache.get(key) for key in keys]
+    missing = [i for i, image in enumerate(found) if image is None]
     if len(missing) == len(found):
-        output, visions = run(inputs)
+        output, images = run(inputs)
     else:
-        visions = [vision for vision in found if vision is not None]
+        images = [image for image in found if image is not None]
         if missing:
-            for i, vision in zip(missing, run({**inputs, name: pixels[missing]})[1]):
-                visions.insert(i, vision)
-        output = family.output(visions)
+            for i, image in zip(missing, run({**inputs, name: pixels[missing]})[1]):
+                images.insert(i, image)
+        output = family.make_encoder_output(images)
     for i in missing:  # a copy: a view would keep its batch alive
-        copies: dict[str, Any] = {name: value.clone() for name, value in visions[i].tensors.items()}
-        cache.put(keys[i], replace(visions[i], **copies))
-    return Encoded(output, visions)
+        copies: dict[str, Any] = {name: value.clone() for name, value in images[i].tensors.items()}
+        cache.put(keys[i], replace(images[i], **copies))
+    return EncoderResult(output, images)

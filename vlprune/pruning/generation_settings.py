@@ -22,7 +22,7 @@ class PromptStreamer:
         self._streamer.end()
 
 
-def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
+def generation_setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     """A generation setting as `generate(**kwargs)` will see it: the argument, else its config, else the model's."""
     for value in (kwargs.get(name), getattr(kwargs.get("generation_config"), name, None)):
         if value is not None:
@@ -30,23 +30,28 @@ def setting(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     return getattr(model.generation_config, name, None)
 
 
-def shift_lengths(model: Any, kwargs: dict[str, Any], shift: int) -> None:
-    """Move `max_length` and `min_length`, which count the prompt, by `shift`; in place."""
-    for name, instead in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
-        value = setting(model, kwargs, name)
-        if not shift or not value or setting(model, kwargs, instead) is not None:
+def shift_lengths(model: Any, kwargs: dict[str, Any], shift: int) -> dict[str, Any]:
+    """The arguments of a `generate` call that change when its prompt becomes longer by `shift` (negative: shorter).
+
+    `max_length` and `min_length` count the prompt, wherever they were said.
+    """
+    changed: dict[str, Any] = {}
+    for name, new_tokens in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
+        value = generation_setting(model, kwargs, name)
+        if not shift or not value or generation_setting(model, kwargs, new_tokens) is not None:
             continue
         config = kwargs.get("generation_config")
         if config is not None and kwargs.get(name) is None:
-            kwargs["generation_config"] = config = copy.deepcopy(config)
-            setattr(config, name, max(0, value + shift))
+            changed.setdefault("generation_config", copy.deepcopy(config))
+            setattr(changed["generation_config"], name, max(0, value + shift))
         else:
-            kwargs[name] = max(0, value + shift)
+            changed[name] = max(0, value + shift)
+    return changed
 
 
 def padding_mask(model: Any, kwargs: dict[str, Any], ids: Tensor) -> Tensor:
     """The mask that transformers infers: padding is what equals the pad token, unless that also ends a text."""
-    pad, eos = setting(model, kwargs, "pad_token_id"), setting(model, kwargs, "eos_token_id")
+    pad, eos = (generation_setting(model, kwargs, name) for name in ("pad_token_id", "eos_token_id"))
     ends = eos if isinstance(eos, (list, tuple)) else [eos]
     return torch.ones_like(ids) if pad is None or pad in ends else (ids != pad).long()
 
@@ -56,8 +61,8 @@ def cache_length(cache: Any) -> int:
     return int(cache.get_seq_length()) if cache is not None else 0
 
 
-def token_ids(kwargs: dict[str, Any]) -> Tensor:
-    """The `input_ids` of a call with images."""
+def required_token_ids(kwargs: dict[str, Any]) -> Tensor:
+    """The `input_ids` of a call with images, which it must have."""
     ids = kwargs.get("input_ids")
     if not isinstance(ids, Tensor) or kwargs.get("inputs_embeds") is not None:
         raise ValueError("input_ids must be passed with the images, and not inputs_embeds, for tokens to be dropped.")

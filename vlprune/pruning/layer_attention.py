@@ -12,7 +12,7 @@ from vlprune.errors import UnsupportedModel
 CHUNK = 64
 
 
-def check_layers(model: Any) -> None:
+def check_decoder(model: Any) -> None:
     """Raise `UnsupportedModel` unless the decoder is one whose attention `attention_rows` and a cut can follow."""
     decoder = model.get_decoder()
     config, name = decoder.config, type(model).__name__

@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlprune.pruning.call_state import ForwardPass
 from vlprune.pruning.generation_settings import cache_length
-from vlprune.pruning.layer_attention import attention_rows, check_layers
-from vlprune.pruning.layer_plan import Group, Plan
-from vlprune.pruning.layout import shorten
+from vlprune.pruning.layer_attention import attention_rows, check_decoder
+from vlprune.pruning.layer_plan import CutGroup
+from vlprune.pruning.layout import drop_columns
 
-ATTRIBUTE = "_vlprune_stages"
+#: Where a KV cache notes what its later layers hold.
+CACHE_ATTRIBUTE = "_vlprune_stages"
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldTokens:
     """What the layers of a stage hold of the first `before` columns: `mask` (B, S), 0 where padded.
 
     Up to column `least`, images lie: a cache cannot be cut back to fewer.
@@ -36,7 +38,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class _Window:
+class _StageTokens:
     """The tokens of one forward that a stage sees: their columns (B, c), whether real (B, c), real ones per row."""
 
     index: Tensor
@@ -44,42 +46,63 @@ class _Window:
     real: list[int]
 
 
-class Stages:
-    """The cuts of one method in one model. `done` is told what each stage kept of each image."""
+class _Cuts:
+    """What one cut does to the sequence: states that change, columns that go, their order, how many each row loses.
 
-    def __init__(self, model: Any, method: Any, renumber: bool, done: Callable[[list[Group]], None]) -> None:
-        check_layers(model)
-        self.decoder, self.method, self.renumber, self._done = model.get_decoder(), method, renumber, done
+    `left` are the columns (U, m) that stay of each group.
+    """
+
+    def __init__(self, window: _StageTokens, hidden: Tensor) -> None:
+        self.hidden = hidden
+        self.drop = torch.zeros_like(window.mask)
+        rows, size = self.drop.shape
+        self.order = torch.arange(size, device=hidden.device).repeat(rows, 1) * (size + 1)
+        self.lost = [0] * rows
+        self.left: list[Tensor] = []
+
+
+class LayerCuts:
+    """The hooks by which one method drops tokens between the layers of one model's decoder.
+
+    `layers_cut_before` are the numbers of the layers that see fewer tokens than the one before.
+    """
+
+    def __init__(self, model: Any, method: Any, renumber: bool) -> None:
+        check_decoder(model)
+        self.decoder, self.method, self.renumber = model.get_decoder(), method, renumber
         self.layers = list(self.decoder.layers)
-        self.cuts = sorted(dict(replace(method, keep=1.0).stages(1, len(self.layers))))
-        replace(method, keep=1.0).steps(1, len(self.layers))  # refuses layers that the model has not
-        self._run: _Run | None = None
-        #: What the next forward of the decoder is to cut, and the labels that go with it.
-        self.plan: Plan | None = None
-        self.labels: Tensor | None = None
+        self.layers_cut_before = sorted(dict(replace(method, keep=1.0).cut_schedule(1, len(self.layers))))
+        replace(method, keep=1.0).layer_budgets(1, len(self.layers))  # refuses layers that the model has not
+        self._pass: _DecoderPass | None = None
 
-    def hooks(self) -> list[Any]:
-        """Put the hooks in place."""
+    def register(self, note_cuts: Callable[[list[CutGroup]], None]) -> list[Any]:
+        """Put the hooks in place; `note_cuts` is told what each stage kept of each image. Returns their handles."""
+
+        def after(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+            return self._after_decoder(output, note_cuts)
+
         handles = [
             layer.register_forward_pre_hook(self._before_layer(number), with_kwargs=True)
             for number, layer in enumerate(self.layers)
         ]
-        return [*handles, self.decoder.register_forward_hook(self._after, with_kwargs=True, always_call=True)]
+        return [*handles, self.decoder.register_forward_hook(after, with_kwargs=True, always_call=True)]
 
-    def open(self, kwargs: dict[str, Any], deep: list[Tensor]) -> bool:
-        """The decoder begins, with these arguments. Whether it is to cut, and so adds `deep` to its layers itself."""
-        plan, labels, self.plan, self.labels = self.plan, self.labels, None, None
-        if plan is not None and self.decoder.training and getattr(self.decoder, "gradient_checkpointing", False):
+    def start(self, attention_mask: Any, passed: ForwardPass) -> None:
+        """The decoder begins, with this mask and with what the model's forward handed to it.
+
+        Where it is to cut, the deepstack features are added here, to what is left.
+        """
+        cutting = passed.layer_plan is not None
+        if cutting and self.decoder.training and getattr(self.decoder, "gradient_checkpointing", False):
             raise ValueError(f"{self.method.name} cannot drop tokens with gradient checkpointing: switch it off.")
-        self._run = _Run(self, plan, kwargs.get("attention_mask"), deep if plan is not None else [], labels)
-        return plan is not None
+        self._pass = _DecoderPass(self, attention_mask, passed)
 
     def _before_layer(self, number: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if self._run is None:
+            if self._pass is None:
                 return None
             hidden = args[0] if args else kwargs["hidden_states"]
-            changed = self._run.before(number, module, hidden, kwargs)
+            changed = self._pass.before_layer(number, module, hidden, kwargs)
             if changed is None:
                 return None
             hidden, more = changed
@@ -90,54 +113,57 @@ class Stages:
 
         return hook
 
-    def _after(self, module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        run, self._run = self._run, None
-        if run is None or output is None or run.plan is None or not run.groups:
+    def _after_decoder(self, output: Any, note_cuts: Callable[[list[CutGroup]], None]) -> Any:
+        done, self._pass = self._pass, None
+        if done is None or output is None or done.plan is None or not done.groups:
             return None
-        run.remember()
-        self._done(run.groups)
+        done.note_in_cache()
+        note_cuts(done.groups)
         if isinstance(output, tuple):
-            return (run.put_back(output[0]), *output[1:])
-        output.last_hidden_state = run.put_back(output.last_hidden_state)
+            return (done.put_back(output[0]), *output[1:])
+        output.last_hidden_state = done.put_back(output.last_hidden_state)
         return output
 
 
-class _Run:
-    """One forward of the decoder."""
+class _DecoderPass:
+    """One forward of the decoder, from its first layer to its last."""
 
-    def __init__(self, seam: Stages, plan: Plan | None, mask: Any, deep: list[Tensor], labels: Tensor | None) -> None:
-        self.seam, self.plan, self.given, self.deep, self.labels = seam, plan, mask, deep, labels
-        self.groups: list[Group] = []
-        self.windows: list[_Window] = []
+    def __init__(self, owner: LayerCuts, attention_mask: Any, passed: ForwardPass) -> None:
+        self.owner, self.plan, self.given_mask, self.labels = owner, passed.layer_plan, attention_mask, passed.labels
+        self.deepstack = passed.deepstack if self.plan is not None else []
+        self.groups: list[CutGroup] = []
+        self.windows: list[_StageTokens] = []
         self.views: dict[int, dict[str, Any]] = {}
         self.active = False
 
     def _begin(self, hidden: Tensor, cache: Any) -> None:
         """Before the first layer: what the cache holds, and what comes."""
-        seam, plan = self.seam, self.plan
+        owner, plan = self.owner, self.plan
         rows, size = hidden.shape[:2]
         self.cache, self.start = cache, cache_length(cache)
-        if self.start == 0 and hasattr(cache, ATTRIBUTE):
-            delattr(cache, ATTRIBUTE)  # a static cache may have been used before
-        self.past: list[Held | None] = getattr(cache, ATTRIBUTE, None) or [None] * len(seam.cuts)
+        if self.start == 0 and hasattr(cache, CACHE_ATTRIBUTE):
+            delattr(cache, CACHE_ATTRIBUTE)  # a static cache may have been used before
+        self.past: list[HeldTokens | None] = getattr(cache, CACHE_ATTRIBUTE, None) or [None] * len(
+            owner.layers_cut_before
+        )
         self.active = plan is not None or any(held is not None for held in self.past)
         if not self.active:
             return
         if any(held is not None and self.start < held.least for held in self.past):
             raise ValueError("past_key_values was cut back into an image of which later layers hold fewer tokens.")
-        self.entering = _padding(self.given, rows, self.start + size, hidden.device)
+        self.entering = _padding(self.given_mask, rows, self.start + size, hidden.device)
         real = []
         if plan is not None:
             if self.start != plan.start or self.start + size < plan.stop:
-                raise ValueError(f"{seam.method.name} needs the whole prompt in one forward: no prefill_chunk_size.")
+                raise ValueError(f"{owner.method.name} needs the whole prompt in one forward: no prefill_chunk_size.")
             copies, tail = rows // len(plan.real), self.start + size - plan.stop
             real = [count + tail for count in plan.real for _ in range(copies)]
             self.groups = [group.repeated(copies, self.start, hidden.device) for group in plan.groups]
-            look = (plan.text if seam.method.uses_raters else plan.last) - self.start
-            self.look = look.repeat_interleave(copies, dim=0).to(hidden.device)
+            scoring = (plan.text if owner.method.uses_raters else plan.last) - self.start
+            self.scoring = scoring.repeat_interleave(copies, dim=0).to(hidden.device)
             self._weigh(hidden)
         every = torch.arange(size, device=hidden.device).expand(rows, -1)
-        self.windows = [_Window(every, self.entering[:, self.start :], real)]
+        self.windows = [_StageTokens(every, self.entering[:, self.start :], real)]
         self.inputs = hidden
 
     @torch.no_grad()
@@ -145,20 +171,20 @@ class _Run:
         """Whose attention counts how much for each image."""
         for group in self.groups:
             group.weights = torch.ones(len(group.rows), 1, device=embeds.device)
-            if self.seam.method.uses_raters:
-                text = embeds[group.rows, self.look[group.rows[:, 0]]]
-                group.weights = self.seam.method.weigh(embeds[group.rows, group.columns], text, group.text)
+            if self.owner.method.uses_raters:
+                text = embeds[group.rows, self.scoring[group.rows[:, 0]]]
+                group.weights = self.owner.method.text_weights(embeds[group.rows, group.columns], text, group.text)
 
-    def before(self, number: int, layer: Any, hidden: Tensor, kwargs: dict[str, Any]) -> Any:
+    def before_layer(self, number: int, layer: Any, hidden: Tensor, kwargs: dict[str, Any]) -> Any:
         """What a layer gets in place of these hidden states and arguments; None if that is right."""
         if number == 0:
             self._begin(hidden, kwargs.get("past_key_values"))
         if not self.active:
             return None
-        cuts, stage = self.seam.cuts, len(self.windows) - 1
-        if 0 < number <= len(self.deep):
+        cuts, stage = self.owner.layers_cut_before, len(self.windows) - 1
+        if 0 < number <= len(self.deepstack):
             index = self.windows[stage].index
-            hidden = hidden + self.deep[number - 1].gather(1, index[..., None].expand(-1, -1, hidden.shape[-1]))
+            hidden = hidden + self.deepstack[number - 1].gather(1, index[..., None].expand(-1, -1, hidden.shape[-1]))
         if number in cuts:
             hidden = self._cut(stage, number, layer, hidden, kwargs)
             stage += 1
@@ -195,7 +221,7 @@ class _Run:
             from transformers.masking_utils import create_causal_mask
 
             mask = create_causal_mask(
-                config=self.seam.decoder.config,
+                config=self.owner.decoder.config,
                 inputs_embeds=hidden,
                 attention_mask=self._visible(stage),
                 past_key_values=self.cache,
@@ -211,13 +237,13 @@ class _Run:
     ) -> tuple[Tensor, Tensor]:
         """The position embeddings of a stage's tokens, behind those that it holds (or `front` in their place)."""
         window = self.windows[stage]
-        if self.seam.renumber:
+        if self.owner.renumber:
             front = self._front(stage) if front is None else front
             places = kwargs["position_ids"].expand(len(hidden), -1)
             real = (~self.windows[0].mask).int().argsort(dim=1, stable=True)  # the columns of real tokens, in order
             rank = (window.mask.long().cumsum(dim=1) - 1).clamp(min=0)
             lost = self.entering[:, : self.start].sum(dim=1, keepdim=True) - front.sum(dim=1, keepdim=True)
-            return self.seam.decoder.rotary_emb(hidden, places.gather(1, real.gather(1, rank)) - lost)
+            return self.owner.decoder.rotary_emb(hidden, places.gather(1, real.gather(1, rank)) - lost)
         if window is self.windows[0]:
             return kwargs["position_embeddings"]
         cos, sin = (
@@ -227,7 +253,7 @@ class _Run:
         return cos, sin
 
     def _cut(self, stage: int, number: int, layer: Any, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
-        """From a stage to the next."""
+        """From a stage to the next: the hidden states that are left."""
         window = self.windows[stage]
         steps = [group.steps[stage] for group in self.groups]
         if all(step.keep == group.tokens.shape[1] for step, group in zip(steps, self.groups)):
@@ -236,52 +262,52 @@ class _Run:
                 group.history.append(group.tokens)
             return hidden
         attention = self._attention(stage, number, layer, hidden, kwargs)
-        drop = torch.zeros_like(window.mask)
-        size = drop.shape[1]
-        order = torch.arange(size, device=hidden.device).repeat(len(drop), 1) * (size + 1)
-        lost = [0] * len(drop)
-        left = []
+        made = _Cuts(window, hidden)
         for group, step in zip(self.groups, steps):
             if step.keep == group.tokens.shape[1]:
-                left.append(group.columns)
-                continue
-            assert group.weights is not None
-            scores = (attention[group.rows[:, 0]] * group.weights[..., None]).sum(dim=1).gather(1, group.columns)
-            if group.scores is None:
-                group.scores = group.tokens, scores
-            chosen = self.seam.method.cut(scores, hidden[group.rows, group.columns], step.keep)
-            stay = chosen.kept
-            if chosen.centres is not None:
-                at = group.columns.gather(1, chosen.centres)
-                hidden = hidden.index_put((group.rows, at), chosen.merged)
-                order[group.rows, at] = group.columns[:, -1:] * (size + 1) + 1 + torch.arange(at.shape[1]).to(at)
-                stay = torch.cat([stay, chosen.centres], dim=1)
-            drop[group.rows, group.columns] = True
-            drop[group.rows, group.columns.gather(1, stay)] = False
-            for row in group.host:
-                lost[row] += group.tokens.shape[1] - stay.shape[1]
-            left.append(group.columns.gather(1, stay))
-            group.tokens = group.tokens.gather(1, stay)
+                made.left.append(group.columns)
+            else:
+                self._cut_group(group, step.keep, attention, made)
         mask = window.mask.long()
-        layout = shorten(mask, mask, drop, order.argsort(dim=1).argsort(dim=1), lost, window.real)
+        layout = drop_columns(mask, mask, made.drop, made.order.argsort(dim=1).argsort(dim=1), made.lost, window.real)
         place = torch.zeros_like(mask)  # from the columns before to those after
         place.scatter_(1, layout.index, torch.arange(layout.after, device=mask.device).expand_as(layout.index))
-        for group, columns in zip(self.groups, left):
+        for group, columns in zip(self.groups, made.left):
             group.columns = place[group.rows, columns]
             group.history.append(group.tokens)
-        self.look = place.gather(1, self.look)
-        real = [count - gone for count, gone in zip(window.real, lost)]
-        self.windows.append(_Window(window.index.gather(1, layout.index), layout.mask.bool(), real))
-        return layout.gather(hidden)
+        self.scoring = place.gather(1, self.scoring)
+        real = [count - gone for count, gone in zip(window.real, made.lost)]
+        self.windows.append(_StageTokens(window.index.gather(1, layout.index), layout.mask.bool(), real))
+        return layout.gather(made.hidden)
+
+    def _cut_group(self, group: CutGroup, keep: int, attention: Tensor, made: "_Cuts") -> None:
+        """Let the method keep `keep` tokens of each image of a group, and add to `made` what that means."""
+        assert group.weights is not None
+        scores = (attention[group.rows[:, 0]] * group.weights[..., None]).sum(dim=1).gather(1, group.columns)
+        if group.scores is None:
+            group.scores = group.tokens, scores
+        chosen = self.owner.method.cut(scores, made.hidden[group.rows, group.columns], keep)
+        stay = chosen.kept
+        if chosen.centres is not None:
+            at, size = group.columns.gather(1, chosen.centres), made.drop.shape[1]
+            made.hidden = made.hidden.index_put((group.rows, at), chosen.merged)
+            made.order[group.rows, at] = group.columns[:, -1:] * (size + 1) + 1 + torch.arange(at.shape[1]).to(at)
+            stay = torch.cat([stay, chosen.centres], dim=1)
+        made.drop[group.rows, group.columns] = True
+        made.drop[group.rows, group.columns.gather(1, stay)] = False
+        for row in group.host:
+            made.lost[row] += group.tokens.shape[1] - stay.shape[1]
+        made.left.append(group.columns.gather(1, stay))
+        group.tokens = group.tokens.gather(1, stay)
 
     def _attention(self, stage: int, number: int, layer: Any, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """(B, T, c) the attention that a cut goes by, of the layer before it or of the one behind it.
 
         The latter holds what the cut has already left of earlier turns.
         """
-        front = self._front(stage + 1 if self.seam.method.score_from_next_layer else stage)
-        if not self.seam.method.score_from_next_layer:
-            number, layer, hidden = number - 1, self.seam.layers[number - 1], self.inputs
+        front = self._front(stage + 1 if self.owner.method.score_from_next_layer else stage)
+        if not self.owner.method.score_from_next_layer:
+            number, layer, hidden = number - 1, self.owner.layers[number - 1], self.inputs
         rotary = self._rotary(stage, hidden, kwargs, front)
         visible = torch.cat([front, self.windows[stage].mask], dim=1)
         past = None
@@ -289,9 +315,9 @@ class _Run:
             past = self.cache.layers[number].keys[:, :, : front.shape[1]]
             if past.shape[2] != front.shape[1]:
                 raise ValueError("past_key_values does not hold its keys as they are: new images need one that does.")
-        return attention_rows(layer, hidden, rotary, self.look, visible, past)
+        return attention_rows(layer, hidden, rotary, self.scoring, visible, past)
 
-    def remember(self) -> None:
+    def note_in_cache(self) -> None:
         """Note in the cache what the later layers hold now."""
         assert self.plan is not None
         if self.labels is not None:
@@ -302,10 +328,10 @@ class _Run:
             return
         least = max(int(group.columns[:, -1].max()) for group in self.plan.groups) + 1
         held = [
-            None if self._whole(stage) else Held(self._visible(stage), self.entering.shape[1], least)
+            None if self._whole(stage) else HeldTokens(self._visible(stage), self.entering.shape[1], least)
             for stage in range(1, len(self.windows))
         ]
-        setattr(self.cache, ATTRIBUTE, held)
+        setattr(self.cache, CACHE_ATTRIBUTE, held)
 
     def _gone(self) -> Tensor:
         """(B, q) the tokens that came in and are gone."""

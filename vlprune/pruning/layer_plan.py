@@ -8,12 +8,12 @@ from torch import Tensor
 
 from vlprune.budget import Budget
 from vlprune.pruning.layout import Layout
-from vlprune.pruning.prompt_images import Unit
+from vlprune.pruning.prompt_images import PromptImage
 from vlprune.record import Record
 
 
 @dataclass
-class Group:
+class CutGroup:
     """Images, or tiles or frames, of one size, and what each stage leaves of them.
 
     `rows` (U, 1) and `columns` (U, n) say where they are in the sequence as it is now, `tokens` (U, n) which of their
@@ -33,25 +33,25 @@ class Group:
     history: list[Tensor] = field(default_factory=list)
     scores: tuple[Tensor, Tensor] | None = None
 
-    def repeated(self, copies: int, start: int, device: torch.device) -> "Group":
+    def repeated(self, copies: int, start: int, device: torch.device) -> "CutGroup":
         """The same on a device, for `copies` of every row side by side, in columns counted from `start`."""
         rows = (self.rows * copies + torch.arange(copies)).reshape(-1, 1)
         columns, tokens, text = (
             part.repeat_interleave(copies, dim=0).to(device) for part in (self.columns - start, self.tokens, self.text)
         )
         host = rows[:, 0].tolist()
-        return Group(rows.to(device), columns, tokens, self.owners, self.steps, text, host)
+        return CutGroup(rows.to(device), columns, tokens, self.owners, self.steps, text, host)
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayerPlan:
     """What is to be cut from the columns `start` to `stop` of a prompt; all tensors are on the CPU.
 
     `last` (B, 1) is the column of each row's last token, `text` (B, T) are columns of text, `real` counts the tokens
     of each row.
     """
 
-    groups: list[Group]
+    groups: list[CutGroup]
     last: Tensor
     text: Tensor
     real: list[int]
@@ -59,50 +59,67 @@ class Plan:
     stop: int
 
 
-def make_plan(
+def plan_layers(
     method: Any,
     layers: int,
-    units: list[Unit],
+    images: list[PromptImage],
     records: list[Record],
     layout: Layout,
     start: int,
     variable_length: bool,
-) -> Plan | None:
+) -> LayerPlan | None:
     """Where the images that are left in a prompt lie, and what each stage is to keep of them; None if that is all.
 
-    `records` are those of `units`; `start` is the number of columns that a cache holds.
+    `records` are those of `images`; `start` is the number of columns that a cache holds.
     """
-    index, mask = layout.index.cpu(), layout.mask.cpu().bool()
-    place = torch.full((len(index), layout.before), -1)
-    place.scatter_(1, index, torch.where(mask, torch.arange(layout.after), -1))
-    left = {(record.row, record.image): record.kept.cpu() for record in records}
-    visual = torch.zeros_like(mask)
-    pools: dict[tuple[int, int], list[tuple[Unit, Tensor, Tensor]]] = {}
-    for unit in units:
-        shape, kept = unit.vision.shape, left[unit.row, unit.image]
-        everywhere = place[unit.row, unit.columns]
-        visual[unit.row, everywhere[everywhere >= 0]] = True
-        own = [kept[torch.isin(kept, part.tokens)] for part in shape.parts]
-        shares = Budget.of(method.keep).shares(shape.kind, [len(part) for part in own], variable_length)
-        for tokens, share in [(kept, shares)] if isinstance(shares, int) else list(zip(own, shares)):
-            columns, order = place[unit.row, unit.columns[shape.candidates[tokens]]].sort()
-            if len(tokens):
-                pools.setdefault((len(tokens), share), []).append((unit, columns, tokens[order]))
+    mask = layout.mask.cpu().bool()
+    pools, visual = _pool_images(method, images, records, layout, mask, variable_length)
     last = torch.where(mask, torch.arange(layout.after), -1).amax(dim=1, keepdim=True)
     text, words = _text_columns(mask & ~visual, start, last)
     groups = []
     for (n, share), pool in pools.items():
-        rows = torch.tensor([[unit.row] for unit, _, _ in pool])
+        rows = torch.tensor([[image.row] for image, _, _ in pool])
         columns, tokens = (torch.stack(part) for part in list(zip(*pool))[1:])
         behind = words[rows[:, 0]] & (text[rows[:, 0]] > columns[:, -1:])
         behind |= ~behind.any(dim=1, keepdim=True) & (text[rows[:, 0]] == last[rows[:, 0]])
-        owners = [(unit.row, unit.image) for unit, _, _ in pool]
+        owners = [(image.row, image.image) for image, _, _ in pool]
         ratio = Budget.of(method.keep).ratio is not None
-        steps = (method if ratio else replace(method, keep=share)).steps(n, layers)
-        groups.append(Group(rows, columns, tokens, owners, steps, behind))
+        steps = (method if ratio else replace(method, keep=share)).layer_budgets(n, layers)
+        groups.append(CutGroup(rows, columns, tokens, owners, steps, behind))
     if all(step.keep == group.tokens.shape[1] for group in groups for step in group.steps):
         return None
-    return Plan(groups, last, text, mask[:, start:].sum(dim=1).tolist(), start, layout.after)
+    return LayerPlan(groups, last, text, mask[:, start:].sum(dim=1).tolist(), start, layout.after)
+
+
+Pools = dict[tuple[int, int], list[tuple[PromptImage, Tensor, Tensor]]]
+"""By number of tokens and budget: images, or their tiles or frames, with their columns and tokens."""
+
+
+def _pool_images(
+    method: Any,
+    images: list[PromptImage],
+    records: list[Record],
+    layout: Layout,
+    mask: Tensor,
+    variable_length: bool,
+) -> tuple[Pools, Tensor]:
+    """What is left of the images, by size and budget, and (B, S) which columns of the prompt are visual."""
+    place = torch.full((len(mask), layout.before), -1)  # from the columns before to those after
+    place.scatter_(1, layout.index.cpu(), torch.where(mask, torch.arange(layout.after), -1))
+    left = {(record.row, record.image): record.kept.cpu() for record in records}
+    visual = torch.zeros_like(mask)
+    pools: Pools = {}
+    for image in images:
+        shape, kept = image.encoded.shape, left[image.row, image.image]
+        everywhere = place[image.row, image.columns]
+        visual[image.row, everywhere[everywhere >= 0]] = True
+        own = [kept[torch.isin(kept, part.tokens)] for part in shape.parts]
+        shares = Budget.of(method.keep).shares(shape.kind, [len(part) for part in own], variable_length)
+        for tokens, share in [(kept, shares)] if isinstance(shares, int) else list(zip(own, shares)):
+            columns, order = place[image.row, image.columns[shape.candidates[tokens]]].sort()
+            if len(tokens):
+                pools.setdefault((len(tokens), share), []).append((image, columns, tokens[order]))
+    return pools, visual
 
 
 def _text_columns(words: Tensor, start: int, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,22 +133,22 @@ def _text_columns(words: Tensor, start: int, last: Tensor) -> tuple[Tensor, Tens
     return torch.where(real, columns, last), real
 
 
-def with_stages(records: list[Record], groups: list[Group], cuts: list[int], depth: int) -> list[Record]:
+def add_layer_cuts(records: list[Record], groups: list[CutGroup], cuts: list[int], depth: int) -> list[Record]:
     """The records, with what was kept of their images between the layers."""
-    pools: dict[tuple[int, int], list[tuple[Group, int]]] = {}
+    pools: dict[tuple[int, int], list[tuple[CutGroup, int]]] = {}
     for group in groups:
         copies = len(group.rows) // len(group.owners)  # of one row, as for beams: they are alike
         for i, owner in enumerate(group.owners):
             pools.setdefault(owner, []).append((group, i * copies))
     return [
-        _with_stages(record, pools[record.row, record.image], cuts, depth)
+        _add_cuts(record, pools[record.row, record.image], cuts, depth)
         if (record.row, record.image) in pools
         else record
         for record in records
     ]
 
 
-def _with_stages(record: Record, pools: list[tuple[Group, int]], cuts: list[int], depth: int) -> Record:
+def _add_cuts(record: Record, pools: list[tuple[CutGroup, int]], cuts: list[int], depth: int) -> Record:
     left = [torch.cat([group.history[s][i] for group, i in pools]).sort().values for s in range(len(cuts))]
     ranking = record.ranking
     scored = [(group.scores, i) for group, i in pools if group.scores is not None]

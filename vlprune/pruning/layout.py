@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ATTRIBUTE = "_vlprune_layout"
+#: Where a KV cache notes the layout of the prompt that it holds.
+CACHE_ATTRIBUTE = "_vlprune_layout"
 
 
 @dataclass(frozen=True)
@@ -73,47 +74,47 @@ class Layout:
         return Layout(ids, index, mask, self.fillers, self.records, grid)
 
 
-def whole(ids: Tensor, mask: Tensor, records: tuple[Any, ...] = ()) -> Layout:
+def keep_all(ids: Tensor, mask: Tensor, records: tuple[Any, ...] = ()) -> Layout:
     """The layout that drops nothing.
 
-    >>> whole(torch.tensor([[5, 6]]), torch.ones(1, 2, dtype=torch.long)).index
+    >>> keep_all(torch.tensor([[5, 6]]), torch.ones(1, 2, dtype=torch.long)).index
     tensor([[0, 1]])
     """
     index = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape)
     return Layout(ids, index, mask, True, records)
 
 
-def shorten(ids: Tensor, mask: Tensor, drop: Tensor, places: Tensor, lost: list[int], real: list[int]) -> Layout:
+def drop_columns(ids: Tensor, mask: Tensor, drop: Tensor, order: Tensor, lost: list[int], real: list[int]) -> Layout:
     """Drop columns per row and close the gaps; rows are padded on the left, unless the prompt is on the right.
 
     `mask` (B, L) is 1 for real tokens, `drop` (B, L) is True for real tokens to drop; `lost` and `real` count
-    both per row (the caller knows them, and asking the device would wait for it). `places` (B, L) is each token's
+    both per row (the caller knows them, and asking the device would wait for it). `order` (B, L) is each token's
     column, or another token's where they change places. Padding that all rows share stays.
 
     >>> ids = torch.tensor([[1, 9, 9, 2], [0, 0, 3, 4]])
-    >>> places = torch.arange(4).expand(2, 4)
-    >>> layout = shorten(ids, (ids > 0).long(), ids == 9, places, lost=[2, 0], real=[4, 2])
+    >>> order = torch.arange(4).expand(2, 4)
+    >>> layout = drop_columns(ids, (ids > 0).long(), ids == 9, order, lost=[2, 0], real=[4, 2])
     >>> layout.gather(ids), layout.mask
     (tensor([[1, 2],
             [3, 4]]), tensor([[1, 1],
             [1, 1]]))
     """
     if not any(lost):
-        return whole(ids, mask)
+        return keep_all(ids, mask)
     length = ids.shape[1]
     left = [count - gone for count, gone in zip(real, lost)]
     size = max(left) + length - max(real)
     keep = mask.bool() & ~drop
-    index = torch.where(keep, places + length, places).argsort(dim=1)[:, length - size :]
+    index = torch.where(keep, order + length, order).argsort(dim=1)[:, length - size :]
     if min(real) < length:  # padded, on the right if all rows begin real and not all end so
         right = mask[:, 0].bool().all() & ~mask[:, -1].bool().all()
-        back = torch.where(keep, places, places + length).argsort(dim=1)[:, :size]
+        back = torch.where(keep, order, order + length).argsort(dim=1)[:, :size]
         index = torch.where(right, back, index)
     kept = torch.where(keep, mask, torch.zeros_like(mask)).gather(1, index)
     return Layout(ids, index, kept, min(left) < size)
 
 
-def joined(first: Layout, rest: Layout, ids: Tensor) -> Layout:
+def join_layouts(first: Layout, rest: Layout, ids: Tensor) -> Layout:
     """A frozen beginning of a prompt, then the layout of its remaining columns."""
     start = ids.shape[1] - rest.before
     index = torch.cat([first.index, rest.index + start], dim=1)
@@ -121,8 +122,11 @@ def joined(first: Layout, rest: Layout, ids: Tensor) -> Layout:
     return Layout(ids, index, mask, first.fillers or rest.fillers, first.records + rest.records)
 
 
-def shorten_companions(kwargs: dict[str, Any], layout: Layout, mask: Tensor, shape: torch.Size, start: int = 0) -> None:
-    """Shorten, in place, what else in a call has the prompt's `shape`, one entry per token; from `start` on."""
+def shorten_companions(
+    kwargs: dict[str, Any], layout: Layout, mask: Tensor, shape: torch.Size, start: int = 0
+) -> dict[str, Any]:
+    """What else in a call has the prompt's `shape`, one entry per token, shortened by the layout, from `start` on."""
+    changed = {}
     for name, value in kwargs.items():
         if name in ("input_ids", "attention_mask", "position_ids") or not isinstance(value, Tensor):
             continue
@@ -130,37 +134,40 @@ def shorten_companions(kwargs: dict[str, Any], layout: Layout, mask: Tensor, sha
             value = layout.gather(F.pad(value, (layout.before - shape[1], 0)))
             if name == "labels":  # a dropped token that fills a gap is no target
                 value = value.masked_fill((layout.mask == 0) & (layout.gather(mask) != 0), -100)
-            kwargs[name] = value[:, start:]
+            changed[name] = value[:, start:]
+    return changed
 
 
-def go_on(kwargs: dict[str, Any], layout: Layout, held: int, renumber: bool) -> None:
-    """Adapt, in place, a call that goes on from a shortened prompt with `held` tokens in its cache.
+def continue_from_cache(kwargs: dict[str, Any], layout: Layout, held: int, renumber: bool) -> dict[str, Any]:
+    """The mask and positions of a call that goes on from a shortened prompt with `held` tokens in its cache.
 
-    The caller's mask and positions count the whole prompt.
+    The caller's own count the whole prompt. Only what has to change is returned.
     """
     given = kwargs.get("inputs_embeds") if kwargs.get("input_ids") is None else kwargs["input_ids"]
     if given is None:
-        return
+        return {}
+    changed: dict[str, Any] = {}
     rows, new = given.shape[:2]
     layout = layout.repeated(max(1, rows // layout.ids.shape[0]))
     lost, mask, places = layout.before - layout.after, kwargs.get("attention_mask"), kwargs.get("position_ids")
     front = layout.mask[:, :held]
     if mask is not None and mask.ndim == 2 and lost and mask.shape[1] == held + new + lost:
-        kwargs["attention_mask"] = torch.cat([front.to(mask.dtype), mask[:, lost + front.shape[1] :]], dim=1)
+        changed["attention_mask"] = torch.cat([front.to(mask.dtype), mask[:, lost + front.shape[1] :]], dim=1)
     elif mask is None and layout.fillers:
-        kwargs["attention_mask"] = torch.cat([front, front.new_ones(rows, held + new - front.shape[1])], dim=1)
+        changed["attention_mask"] = torch.cat([front, front.new_ones(rows, held + new - front.shape[1])], dim=1)
     if layout.grid is not None:
         if places is None:
             steps = torch.arange(held - layout.after, held - layout.after + new, device=given.device)
-            kwargs["position_ids"] = (layout.next_on_grid() + steps).expand(3, rows, new)
+            changed["position_ids"] = (layout.next_on_grid() + steps).expand(3, rows, new)
     elif renumber and places is not None:
-        kwargs["position_ids"] = places - lost
+        changed["position_ids"] = places - lost
     elif not renumber and places is None:
         columns = torch.arange(held + lost, held + lost + new, device=given.device)
-        kwargs["position_ids"] = columns.expand(rows, new)
+        changed["position_ids"] = columns.expand(rows, new)
+    return changed
 
 
-def frozen(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:
+def cached_beginning(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:
     """The beginning of a longer prompt `ids` (B, L) that a cache of `cached` tokens holds, as `layout` laid it out.
 
     It ends where the two prompts part, or where the cache ends (it also holds the tokens that were
@@ -180,9 +187,9 @@ def frozen(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:
             "past_key_values holds another prompt than input_ids: "
             "pass the earlier prompt, unchanged, then the new turn."
         )
-    more = whole(ids[:, end : end + max(0, cached - size)], mask[:, end : end + max(0, cached - size)])
+    more = keep_all(ids[:, end : end + max(0, cached - size)], mask[:, end : end + max(0, cached - size)])
     first = Layout(ids[:, :end], layout.index[:, :size], layout.mask[:, :size], layout.fillers, layout.records)
-    both = joined(first, more, ids[:, : end + more.before])
+    both = join_layouts(first, more, ids[:, : end + more.before])
     if layout.grid is None:
         return both
     steps = torch.arange(max(0, both.before - layout.before), device=ids.device)
@@ -190,7 +197,7 @@ def frozen(layout: Layout, ids: Tensor, mask: Tensor, cached: int) -> Layout:
     return replace(both, grid=grid[:, :, : both.before])
 
 
-def whole_prompt(ids: Tensor, mask: Tensor, known: Layout | None) -> Tensor:
+def with_cached_ids(ids: Tensor, mask: Tensor, known: Layout | None) -> Tensor:
     """The new tokens with stand-ins in front, as many as the mask says, for those that the cache holds."""
     past = known.ids.repeat_interleave(len(ids) // len(known.ids), dim=0) if known is not None else ids[:, :0]
     missing = mask.shape[1] - ids.shape[1] - past.shape[1]
@@ -199,3 +206,13 @@ def whole_prompt(ids: Tensor, mask: Tensor, known: Layout | None) -> Tensor:
             f"attention_mask has {mask.shape[1]} columns, fewer than the cached prompt and input_ids together."
         )
     return torch.cat([past, ids.new_zeros(len(ids), missing), ids], dim=1)
+
+
+def layout_of(cache: Any) -> Layout | None:
+    """The layout of the prompt that a KV cache holds; None where nothing was dropped from it."""
+    return getattr(cache, CACHE_ATTRIBUTE, None)
+
+
+def note_layout(cache: Any, layout: Layout) -> None:
+    """Note in a KV cache how the prompt lies that it holds."""
+    setattr(cache, CACHE_ATTRIBUTE, layout)

@@ -5,8 +5,8 @@ and leaves. So whatever a family does to merge images into the prompt is done by
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,43 +16,43 @@ from torch import Tensor
 
 from vlprune.devices import copy_to_device
 from vlprune.errors import UnsupportedModel
-from vlprune.models.base import Family, Stream, Vision
-from vlprune.pruning.feature_cache import Encoded, FeatureCache, encode
+from vlprune.models.base import EncodedImage, Family, Modality
+from vlprune.pruning.feature_cache import EncoderResult, FeatureCache, encode_cached
 from vlprune.pruning.patched_attributes import patched_attributes
-from vlprune.pruning.prompt_images import runs
+from vlprune.pruning.prompt_images import placeholder_runs
 
 #: What decoders are called with that the seam knows how to shorten, or that does not depend on the prompt's length.
 KNOWN = ("inputs_embeds", "attention_mask", "position_ids", "visual_pos_masks", "deepstack_visual_embeds")
 
 
-class _Reached(BaseException):
-    """Carries the way out of the model; not an `Exception`, so that no handler inside the model stops it."""
+class _Reached(Exception):
+    """The way out of the model, once it has done what was wanted of it."""
 
 
 @dataclass
-class Probe:
+class MergedPrompt:
     """`embeds` (B, L, d): the prompt with the visual tokens merged in; `positions` as the decoder was to get them.
 
-    `found`: what was encoded, by kind. `deep` (layers, B, L, d) is what the decoder adds to the hidden states of its
-    first layers at visual tokens, None for models that do no such thing.
+    `encoded`: the images and videos, by kind. `deepstack` (layers, B, L, d) is what the decoder adds to the hidden
+    states of its first layers at visual tokens, None for models that do no such thing.
     """
 
     embeds: Tensor
     positions: Tensor | None
-    found: dict[str, list[Vision]]
-    deep: list[Tensor] | None
+    encoded: dict[str, list[EncodedImage]]
+    deepstack: list[Tensor] | None
 
 
-def probe(
+def merge_images(
     model: Any,
     family: Family,
     ids: Tensor,
     inputs: dict[str, Any],
     cache: FeatureCache | None = None,
-    known: dict[str, Encoded] | None = None,
+    known: dict[str, EncoderResult] | None = None,
     attention: bool = False,
     host: Tensor | None = None,
-) -> Probe:
+) -> MergedPrompt:
     """Merge the images of `inputs` into `ids` (B, L); with `known`, from these and not from the tower.
 
     `host` are the ids on the CPU, from a caller that has them there.
@@ -64,8 +64,9 @@ def probe(
         reached.update(kwargs)
         raise _Reached
 
-    counting = patched_attributes(model.base_model, _counting(model.base_model, ids, host))
-    with _recorded(model, family, host, inputs, cache, known, attention) as found, counting:
+    counting = patched_attributes(model.base_model, _count_on_host(model.base_model, ids, host))
+    recorder = _EncoderRecorder(model, family, host, inputs, cache, known, attention)
+    with recorder.patched_encoders(), counting:
         handle = model.get_decoder().register_forward_pre_hook(at_decoder, with_kwargs=True)
         try:
             with suppress(_Reached):
@@ -73,12 +74,12 @@ def probe(
         finally:
             handle.remove()
     embeds = reached["inputs_embeds"]
-    _check(model, reached, embeds)
+    _check_decoder_arguments(model, reached, embeds)
     positions, mask = reached.get("position_ids"), reached.get("visual_pos_masks")
     deep = reached.get("deepstack_visual_embeds")
     if mask is not None and deep is not None:
         deep = [embeds.new_zeros(embeds.shape).masked_scatter(mask[..., None], part.to(embeds.dtype)) for part in deep]
-    return Probe(embeds, positions, {kind: part.visions for kind, part in found.items()}, deep)
+    return MergedPrompt(embeds, positions, {kind: part.images for kind, part in recorder.found.items()}, deep)
 
 
 def encode_images(
@@ -88,79 +89,95 @@ def encode_images(
     inputs: dict[str, Any],
     cache: FeatureCache | None,
     attention: bool = False,
-) -> dict[str, Encoded]:
-    """Only run (or recall) the vision side: what each encoder made of the inputs, by kind."""
-    host = ids.cpu()
-    with _recorded(model, family, host, inputs, cache, None, attention, leave=True) as found, suppress(_Reached):
-        model.base_model(input_ids=ids, **inputs)
-    return found
+) -> dict[str, EncoderResult]:
+    """What each encoder makes of the inputs, by kind; the LLM does not run, nor an encoder whose result is cached."""
+    recorder = _EncoderRecorder(model, family, ids.cpu(), inputs, cache, None, attention, leave=True)
+    if not recorder.done:
+        with recorder.patched_encoders(), suppress(_Reached):
+            model.base_model(input_ids=ids, **inputs)
+    return recorder.found
 
 
-def present_streams(
-    model: Any, family: Family, inputs: dict[str, Any], streams: list[Stream] | None = None
-) -> list[Stream]:
-    """The streams that a call brings, of those that the model takes (`streams`, from a caller that knows them)."""
-    given = family.given(inputs)
+def present_modalities(
+    model: Any, family: Family, inputs: dict[str, Any], modalities: list[Modality] | None = None
+) -> list[Modality]:
+    """The modalities that a call brings, of those that the model takes (`modalities`, where they are known)."""
+    given = family.precomputed_outputs(inputs)
     return [
-        stream
-        for stream in (family.streams(model) if streams is None else streams)
-        if given.get(stream.kind) is not None or any(inputs.get(name) is not None for name in stream.pixels)
+        modality
+        for modality in (family.modalities(model) if modalities is None else modalities)
+        if given.get(modality.kind) is not None or any(inputs.get(name) is not None for name in modality.pixels)
     ]
 
 
-@contextmanager
-def _recorded(
-    model: Any,
-    family: Family,
-    host: Tensor,
-    inputs: dict[str, Any],
-    cache: FeatureCache | None,
-    known: dict[str, Encoded] | None,
-    attention: bool,
-    leave: bool = False,
-) -> Iterator[dict[str, Encoded]]:
-    """Inside, the base model's encoders note what they compute; with `leave` the last one leaves the model."""
-    base, given = model.base_model, family.given(inputs)
-    streams = present_streams(model, family, inputs)
-    found: dict[str, Encoded] = {}
-    for stream in streams:
-        if given.get(stream.kind) is not None:
-            output = given[stream.kind]
-            found[stream.kind] = Encoded(
-                output, family.read(model, stream, output, inputs, runs(host, stream.placeholder))
-            )
-    waiting = [stream for stream in streams if stream.kind not in found]
-    inside: list[str] = []  # an encoder may call another (Qwen3-VL's of videos calls that of images)
+class _EncoderRecorder:
+    """Notes what the base model's encoders compute in one forward, or hands them what is known already.
 
-    def recording(stream: Stream, compute: Any) -> Any:
-        def record(*args: Any, **kwargs: Any) -> Any:
-            if inside:
+    `found` is what each encoder made of the inputs, by kind. With `leave`, the last encoder leaves the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        family: Family,
+        host: Tensor,
+        inputs: dict[str, Any],
+        cache: FeatureCache | None,
+        known: dict[str, EncoderResult] | None,
+        attention: bool,
+        leave: bool = False,
+    ) -> None:
+        self._model, self._family, self._host, self._cache = model, family, host, cache
+        self._known, self._attention, self._leave = known, attention, leave
+        self._modalities = present_modalities(model, family, inputs)
+        self._running = False  # an encoder may call another (Qwen3-VL's of videos calls that of images)
+        self.found: dict[str, EncoderResult] = {}
+        given = family.precomputed_outputs(inputs)
+        for modality in self._modalities:
+            if given.get(modality.kind) is not None:
+                output, runs = given[modality.kind], placeholder_runs(host, modality.placeholder)
+                images = family.read_encoder_output(model, modality, output, inputs, runs)
+                self.found[modality.kind] = EncoderResult(output, images)
+
+    @property
+    def done(self) -> bool:
+        """Whether all that the call brings is encoded."""
+        return len(self.found) == len(self._modalities)
+
+    def patched_encoders(self) -> AbstractContextManager[None]:
+        """Inside, the encoders that have still to run note what they compute."""
+        base = self._model.base_model
+        waiting = [modality for modality in self._modalities if modality.kind not in self.found]
+        return patched_attributes(
+            base, {one.encoder: self._recording(one, getattr(base, one.encoder)) for one in waiting}
+        )
+
+    def _recording(self, modality: Modality, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """An encoder that notes its result."""
+
+        def encode(*args: Any, **kwargs: Any) -> Any:
+            if self._running:
                 return compute(*args, **kwargs)
             named = {**dict(zip(_parameters(compute), args)), **kwargs}
-            inside.append(stream.kind)
+            self._running = True
             try:
-                if known is not None:
-                    encoded = known[stream.kind]
-                else:
-                    places = runs(host, stream.placeholder)
-                    encoded = encode(family, model, stream, compute, named, places, cache, attention)
+                self.found[modality.kind] = self._encode(modality, compute, named)
             finally:
-                inside.pop()
-            found[stream.kind] = encoded
-            if leave and len(found) == len(streams):
+                self._running = False
+            if self._leave and self.done:
                 raise _Reached
-            return encoded.output
+            return self.found[modality.kind].output
 
-        return record
+        return encode
 
-    if leave and not waiting:
-        yield found
-        return
-    with patched_attributes(base, {one.encoder: recording(one, getattr(base, one.encoder)) for one in waiting}):
-        yield found
+    def _encode(self, modality: Modality, compute: Callable[..., Any], inputs: dict[str, Any]) -> EncoderResult:
+        if self._known is not None:
+            return self._known[modality.kind]
+        runs = placeholder_runs(self._host, modality.placeholder)
+        return encode_cached(self._family, self._model, modality, compute, inputs, runs, self._cache, self._attention)
 
 
-def _counting(base: Any, ids: Tensor, host: Tensor) -> dict[str, Any]:
+def _count_on_host(base: Any, ids: Tensor, host: Tensor) -> dict[str, Any]:
     """The base model's `get_placeholder_mask` as one that looks for the placeholders of `ids` in `host`.
 
     The model's own counts them on the device and compares that with the features, so it waits until the tower is done.
@@ -174,11 +191,9 @@ def _counting(base: Any, ids: Tensor, host: Tensor) -> dict[str, Any]:
             return find(input_ids, inputs_embeds, *args, **kwargs)
         like = torch.empty((), dtype=inputs_embeds.dtype).expand(inputs_embeds.shape)  # says the size and the CPU
         found, device = find(host, like, *args, **kwargs), inputs_embeds.device
-        return (
-            copy_to_device(found, device)
-            if isinstance(found, Tensor)
-            else tuple(copy_to_device(mask, device) for mask in found)
-        )
+        if isinstance(found, Tensor):
+            return copy_to_device(found, device)
+        return tuple(copy_to_device(mask, device) for mask in found)
 
     return {"get_placeholder_mask": get_placeholder_mask}
 
@@ -194,7 +209,7 @@ def _parameters_of(method: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(method).parameters)
 
 
-def _check(model: Any, reached: dict[str, Any], embeds: Tensor) -> None:
+def _check_decoder_arguments(model: Any, reached: dict[str, Any], embeds: Tensor) -> None:
     """Refuse a decoder that gets something per token which the seam would leave at the wrong length."""
     for name, value in reached.items():
         if name not in KNOWN and isinstance(value, Tensor) and value.shape[:2] == embeds.shape[:2]:

@@ -8,17 +8,14 @@
 from vlprune.types import Selection
 
 from .dispatch import use_fused
-from .dot import dot_scores
-from .dpp import greedy_map, greedy_map_features, query_kernel
+from .dpp import greedy_gains, greedy_map, greedy_map_features, query_kernel
 from .farthest_points import farthest_points
 from .fusion import fuse
-from .gains import greedy_gains
-from .graph import graph_keep, graph_scores
+from .graph import graph_keep, graph_scores, graph_threshold
 from .grid import even_order, grid_cells
 from .merge import assign, group_means
-from .relevance import relevance_scores
-from .script import select_scored, select_script
-from .threshold import graph_threshold
+from .relevance import dot_scores, relevance_scores
+from .script import select_script
 from .top_k import highest, remaining
 
 __all__ = [
@@ -40,7 +37,6 @@ __all__ = [
     "query_kernel",
     "relevance_scores",
     "remaining",
-    "select_scored",
     "select_script",
     "use_fused",
 ]

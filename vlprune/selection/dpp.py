@@ -1,6 +1,5 @@
 """QCSP: the query-conditioned kernel, and fast greedy MAP inference on it."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +37,7 @@ def query_kernel(features: Tensor, relevance: Tensor, *, kind: str = "s_prime") 
         return fast.query_kernel(features, relevance, kind=kind)
     with exact_float32(features.device):
         unit, length, r = _checked(features, relevance)
-        weight, diagonal = weigh(length, r, kind)
+        weight, diagonal = kernel_weights(length, r, kind)
         return _weighted(unit @ unit.mT, weight, diagonal)
 
 
@@ -79,10 +78,10 @@ def greedy_map(kernel: Tensor, k: int, *, eps: float = 1e-6, candidates: Tensor 
         def words() -> str:
             b, i, j = (~matrix.isfinite()).nonzero()[0].tolist()
             value = matrix[b, i, j].item()
-            return f"kernel must be finite in float32, got {value} at batch {b}, row {i}, column {j}."
+            return f"kernel={value} at batch {b}, row {i}, column {j}: must be finite in float32."
 
         require((matrix.isfinite().all(), words), *conditions)
-        return greedy(MatrixKernel(matrix), k, eps, _sorted(candidates))[0]
+        return greedy(MatrixKernel(matrix), k, eps, _sorted(candidates))
 
 
 def greedy_map_features(
@@ -133,25 +132,62 @@ def greedy_map_features(
     conditions = _allowed_candidates(candidates, n)
     with exact_float32(features.device):
         unit, length, r = _checked(features, relevance, conditions)
-        weight, diagonal = weigh(length, r, kind)
+        weight, diagonal = kernel_weights(length, r, kind)
         return greedy_units(unit, weight, diagonal, k, eps, _sorted(candidates), fill=fill, grid=grid)
 
 
+def greedy_gains(
+    features: Tensor, relevance: Tensor, order: Tensor, *, kind: str = "s_prime", eps: float = 1e-6
+) -> Tensor:
+    """What each token of an order adds to those before it: the factor by which it multiplies the determinant.
+
+    These are the greedy's v² at the time of choice, computed from the chosen block alone as the squared diagonal of
+    its Cholesky factor, in float64: the greedy's own are float32, and in its kernel on a GPU they stay in registers.
+    In the greedy's own order they fall, to about 0 when the features are spent.
+
+    Args:
+        features: (B, n, d), any floating dtype.
+        relevance: (B, n), finite and not negative.
+        order: (B, k) int64, distinct, such as `greedy_map_features` returns.
+        kind: as in `query_kernel`.
+        eps: added to the diagonal, relative to the first token's.
+
+    Returns:
+        (B, k) float32.
+
+    >>> tokens = torch.tensor([[[1.0, 0.0], [0.6, 0.8], [1.0, 0.0]]])
+    >>> greedy_gains(tokens, torch.ones(1, 3), torch.tensor([[0, 1, 2]])).round(decimals=2)
+    tensor([[1.0000, 0.6400, 0.0000]])
+    """
+    check_tensor("features", features, "B n d")
+    check_relevance(features, relevance)
+    check_indices("order", order, "B k", B=len(features))
+    check_choice("kind", kind, KERNELS)
+    with exact_float32(features.device):
+        unit, length = unit_vectors(take(features, order).float())
+        weight, diagonal = kernel_weights(length, relevance.to(torch.float32).gather(1, order), kind)
+        rows = unit.double() * weight.double()[:, :, None]
+        block = rows @ rows.mT
+        ridge = eps * diagonal[:, :1].double()
+        block.diagonal(dim1=1, dim2=2).copy_(diagonal.double() + ridge)
+        factor = torch.linalg.cholesky_ex(block).L.diagonal(dim1=1, dim2=2)
+        return (factor.square() - ridge).clamp(min=0.0).nan_to_num(0.0).to(torch.float32)
+
+
 def check_fill(fill: float, grid: tuple[int, int] | None, n: int) -> tuple[int, int]:
-    """The grid of n tokens, if `fill` and `grid` are allowed."""
-    check_real("fill", fill, 0.0, 1.0)
+    """The grid of n tokens, (1, n) if not given; raise unless `fill` and `grid` are allowed."""
+    check_real("fill", fill, 0.0, 1.0, "a share of what the first token adds")
     rows, columns = (1, n) if grid is None else grid
     if rows * columns != n:
-        raise ValueError(f"grid must hold the {n} tokens, got {rows} x {columns}.")
+        raise ValueError(f"grid={(rows, columns)}: must hold the {n} tokens.")
     return rows, columns
 
 
-def weigh(length: Tensor, relevance: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Each token's weight in the kernel (B, n), and the kernel's exact diagonal (B, n)."""
-    if length.device.type == "cpu":  # in numpy, whose calls cost less
-        r, there = relevance.numpy(), length[:, :, 0].numpy() > 0
-        weight, diagonal = (np.sqrt(r), r * there) if kind == "s" else (r, r * r * there)
-        return torch.from_numpy(weight), torch.from_numpy(diagonal)
+def kernel_weights(length: Tensor, relevance: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Each token's weight in the kernel (B, n), and the kernel's exact diagonal (B, n).
+
+    `length` (B, n, 1) are the tokens' lengths: a zero vector has a zero on the diagonal.
+    """
     real = length[:, :, 0] > 0
     if kind == "s":
         return relevance.sqrt(), relevance * real
@@ -159,7 +195,7 @@ def weigh(length: Tensor, relevance: Tensor, kind: str) -> tuple[Tensor, Tensor]
 
 
 def worth_a_matrix(n: int, k: int, share: int = 16) -> bool:
-    """Whether all n × n cosines are cheaper than k rows of them, as they are where k is 1/share of n.
+    """Whether all n × n cosines are cheaper to compute than k rows of them, as they are where k is 1/share of n.
 
     k thin products move n·d numbers each; one square product computes more, but at many times their speed.
     """
@@ -167,7 +203,7 @@ def worth_a_matrix(n: int, k: int, share: int = 16) -> bool:
 
 
 def matrix_for_greedy(n: int, k: int, device: torch.device) -> bool:
-    """`worth_a_matrix` for the greedy, which on a CPU makes its rows in blocks that are nearly as fast."""
+    """`worth_a_matrix` for the greedy, which on a CPU computes its rows in blocks that are nearly as fast."""
     return worth_a_matrix(n, k, 3 if device.type == "cpu" else 16)
 
 
@@ -182,9 +218,9 @@ def greedy_units(
     fill: float = 0.0,
     grid: tuple[int, int] = (1, 1),
 ) -> Tensor:
-    """`greedy_map_features` on unit vectors and what `weigh` made; candidates ascending.
+    """`greedy_map_features` of unit vectors (B, n, d) and their `kernel_weights`; candidates ascending.
 
-    `cosine` (B, n, n) are all the cosines where they are there already; they are overwritten.
+    `cosine` (B, n, n) are all their cosines, where they were computed; they are overwritten.
     """
     at, rest = None, None
     if fill:
@@ -196,12 +232,12 @@ def greedy_units(
     kernel: MatrixKernel | VectorKernel = VectorKernel(unit, weight, diagonal)
     if cosine is not None or matrix_for_greedy(unit.shape[1], k, unit.device):
         kernel = MatrixKernel(_weighted(unit @ unit.mT if cosine is None else cosine, weight, diagonal))
-    order, _ = greedy(kernel, k, eps, candidates, fill, rest)
+    order = greedy(kernel, k, eps, candidates, fill, rest)
     return order if at is None else at.gather(1, order)
 
 
 def _weighted(cosine: Tensor, weight: Tensor, diagonal: Tensor) -> Tensor:
-    """The kernel in the place of the cosines."""
+    """The kernel, written over the cosines."""
     kernel = cosine.mul_(weight[:, :, None] * weight[:, None])
     kernel.diagonal(dim1=1, dim2=2).copy_(diagonal)
     return kernel
@@ -218,7 +254,7 @@ def _check_pair(features: Tensor, relevance: Tensor, kind: str) -> None:
 
 
 def check_relevance(features: Tensor, relevance: Tensor) -> None:
-    """Raise unless relevance is (B, n) for the features; its values are looked at in `allowed_relevance`."""
+    """Raise unless relevance is (B, n) for the features; its values are checked by `allowed_relevance`."""
     B, n, _ = features.shape
     check_tensor("relevance", relevance, "B n", like=features, B=B, n=n)
 
@@ -228,7 +264,7 @@ def allowed_relevance(relevance: Tensor) -> list[Condition]:
 
     def words() -> str:
         b, i = (relevance < 0).nonzero()[0].tolist()
-        return f"relevance must not be negative, got {relevance[b, i].item()} at batch {b}, token {i}."
+        return f"relevance={relevance[b, i].item()} at batch {b}, token {i}: must not be negative."
 
     positive = (relevance >= 0).all() if relevance.device.type != "cpu" else not (relevance.numpy() < 0).any()
     return [finite("relevance", relevance, "B n"), (positive, words)]
@@ -237,6 +273,7 @@ def allowed_relevance(relevance: Tensor) -> list[Condition]:
 def _checked(
     features: Tensor, relevance: Tensor, conditions: list[Condition] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit vectors, lengths and relevance in float32, after a check of their values and of `conditions`."""
     x, r = features.to(torch.float32), relevance.to(torch.float32)
     unit, length = unit_vectors(x)
     require(finite("features", x, "B n d", length), *allowed_relevance(r), *(conditions or []))
@@ -258,9 +295,9 @@ def _allowed_candidates(candidates: Tensor | None, n: int) -> list[Condition]:
         wrong = (candidates < 0) | (candidates >= n)
         if bool(wrong.any()):
             b, i = wrong.nonzero()[0].tolist()
-            return f"candidates must be from 0 to {n - 1}, got {candidates[b, i].item()} at batch {b}."
+            return f"candidates={candidates[b, i].item()} at batch {b}: must be from 0 to {n - 1}."
         b, i = (ranked[:, 1:] == ranked[:, :-1]).nonzero()[0].tolist()
-        return f"candidates must be distinct, got {ranked[b, i].item()} twice at batch {b}."
+        return f"candidates={ranked[b, i].item()} twice at batch {b}: must be distinct."
 
     fine = (ranked[:, :1] >= 0).all() & (ranked[:, -1:] < n).all() & (ranked[:, 1:] > ranked[:, :-1]).all()
     return [(fine, words)]

@@ -1,15 +1,14 @@
-"""DivPrune: tokens as far from each other as a greedy can place them."""
+"""DivPrune: a greedy choice of tokens that are far from each other."""
 
 import torch
 from torch import Tensor
 
-from .checks import check_count, check_tensor, finite, require
+from .checks import check_count, check_tensor, checked_units
 from .dispatch import fused_for
 from .dpp import worth_a_matrix
-from .numerics import TIE, exact_float32, first_best, unit_vectors
+from .numerics import TIE, exact_float32, first_best
 
-BLOCK = 1024
-"""Rows of cosines that are held at once."""
+BLOCK = 1024  #: rows of cosines that are held at a time
 
 
 def farthest_points(features: Tensor, k: int) -> Tensor:
@@ -37,14 +36,12 @@ def farthest_points(features: Tensor, k: int) -> Tensor:
     if fast := fused_for(features):
         return fast.farthest_points(features, k)
     with exact_float32(features.device):
-        x = features.to(torch.float32)
-        unit, length = unit_vectors(x)
-        require(finite("features", x, "B n d", length))
+        unit, device = checked_units(features), features.device
         cosine = unit @ unit.mT if worth_a_matrix(n, k) else None
         blocks = [_nearest(unit, cosine, range(i, min(i + BLOCK, n))) for i in range(0, n, BLOCK)]
         distance = 1.0 - torch.cat(blocks, 1)
-        tie = torch.full((len(x), 1), TIE, device=x.device)
-        image = torch.arange(len(x), device=x.device)
+        tie = torch.full((len(unit), 1), TIE, device=device)
+        image = torch.arange(len(unit), device=device)
         chosen = [first_best(distance, tie)]
         distance = torch.full_like(distance, torch.inf)
         for _ in range(1, k):

@@ -36,6 +36,14 @@ def fuse(order: Tensor, graph_keep: Tensor, m: int, *, rule: str) -> Tensor:
     check_indices("graph_keep", graph_keep, "B g", like=order, B=B)
     m = check_count("m", m, 1, k, "the length of order")
     check_choice("rule", rule, RULES)
+    if rule == "supplement" and graph_keep.shape[1] < m:
+        shape = tuple(graph_keep.shape)
+        raise ValueError(f"graph_keep of shape {shape}: must hold at least m={m} tokens to supplement.")
+    return combine(order, graph_keep, m, rule)
+
+
+def combine(order: Tensor, graph_keep: Tensor, m: int, rule: str) -> Tensor:
+    """`fuse` of arguments that were checked, but for the length of the order where it is below 2m."""
     if rule == "released":
         return order[:, :m].sort(dim=1).values
     marked = graph_keep.sort(dim=1).values
@@ -43,13 +51,13 @@ def fuse(order: Tensor, graph_keep: Tensor, m: int, *, rule: str) -> Tensor:
     both = marked.gather(1, at) == order
     if rule == "filter":
         return order.gather(1, (~both).to(torch.uint8).argsort(dim=1, stable=True)[:, :m]).sort(dim=1).values
-    if graph_keep.shape[1] < m:
-        raise ValueError(f"graph_keep must hold at least m={m} tokens to supplement, got {graph_keep.shape[1]}.")
     missing = m - both[:, :m].sum(1, keepdim=True)
+    k = order.shape[1]
     if k < 2 * m:
 
         def words() -> str:
-            return f"order must hold at least {m + int(missing.max())} ranks to supplement m={m}, got {k}."
+            shape, ranks = tuple(order.shape), m + int(missing.max())
+            return f"order of shape {shape}: must hold at least {ranks} ranks to supplement m={m}."
 
         require(((missing <= k - m).all(), words))
     rank = torch.arange(k, device=order.device)

@@ -3,12 +3,15 @@
 import torch
 from torch import Tensor
 
-from .checks import check_choice, check_count, check_real, check_tensor, finite, require
+from .checks import check_choice, check_count, check_real, check_tensor, checked_units, finite, require
 from .dispatch import fused_for
-from .numerics import TIE, ascending, exact_float32, unit_vectors
+from .numerics import TIE, ascending, exact_float32
 
 GRAPHS = ("bipartite", "full", "random")
+THRESHOLDS = ("otsu", "quantile")
 HELD = 2**25  #: cosines that are held at a time: all of a bipartite graph's up to 11,585 tokens
+BINS = 1024  #: that `graph_threshold` counts cosines from −1 to 1 in
+SHARE = 0.75  #: of the pairs that lie below the threshold "quantile"
 
 
 def graph_scores(features: Tensor, *, tau: float | str = 0.3, gamma: float = 5.0, graph: str = "bipartite") -> Tensor:
@@ -40,19 +43,11 @@ def graph_scores(features: Tensor, *, tau: float | str = 0.3, gamma: float = 5.0
     """
     check_tensor("features", features, "B n d")
     check_graph(tau, gamma, graph)
-    if isinstance(tau, str):
-        from .threshold import graph_threshold
-
-        own = zip(features.split(1), graph_threshold(features, tau, graph=graph).tolist())
-        scores = [graph_scores(image, tau=value, gamma=gamma, graph=graph) for image, value in own]
-        return torch.cat(scores) if scores else features.new_zeros(features.shape[:2], dtype=torch.float32)
-    if fast := fused_for(features):
-        return fast.graph_scores(features, tau=tau, gamma=gamma, graph=graph)
-    with exact_float32(features.device):
-        x = features.to(torch.float32)
-        unit, length = unit_vectors(x)
-        require(finite("features", x, "B n d", length))
-        return redundancy(unit, tau, gamma, graph)
+    if not isinstance(tau, str):
+        return _scores(features, tau, gamma, graph)
+    thresholds = _thresholds(features, tau, graph).tolist()
+    scores = [_scores(image, own, gamma, graph) for image, own in zip(features.split(1), thresholds)]
+    return torch.cat(scores) if scores else features.new_zeros(features.shape[:2], dtype=torch.float32)
 
 
 def graph_keep(scores: Tensor, keep: int) -> Tensor:
@@ -74,29 +69,55 @@ def graph_keep(scores: Tensor, keep: int) -> Tensor:
         return fast.graph_keep(scores, keep)
     values = scores.to(torch.float32)
     require(finite("scores", values, "B n"))
-    return least(values, keep)
+    return ascending(values)[:, :keep].sort(dim=1).values
+
+
+def graph_threshold(features: Tensor, rule: str, *, graph: str = "bipartite") -> Tensor:
+    """The similarity from which on two tokens of an image count as alike, from all pairs that the graph lets meet.
+
+    - "otsu": splits the pairs into alike and different so that the two differ most from each other (Otsu, 1979).
+    - "quantile": a quarter of the pairs are alike.
+
+    Similarities are counted in 1,024 bins and the threshold is a border between bins, so that rounding seldom moves it.
+
+    Args:
+        features: (B, n, d), any floating dtype. B may be 0.
+        rule: "otsu" or "quantile".
+        graph: as in `graph_scores`.
+
+    Returns:
+        (B,) float32, in [-1, 1]; 1 for an image in which no two tokens meet.
+
+    >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.1, 1.0]]])
+    >>> graph_threshold(tokens, "otsu").tolist()   # between 0.1 and 0.995
+    [0.546875]
+    """
+    check_tensor("features", features, "B n d")
+    check_choice("rule", rule, THRESHOLDS)
+    check_choice("graph", graph, GRAPHS)
+    return _thresholds(features, rule, graph)
 
 
 def check_graph(tau: float | str, gamma: float, graph: str) -> None:
     """Raise unless the settings of `graph_scores` are allowed."""
     if isinstance(tau, str):
-        if tau not in ("otsu", "quantile"):
-            raise ValueError(f"tau must be a cosine from -1 to 1, 'otsu' or 'quantile', got {tau!r}.")
+        if tau not in THRESHOLDS:
+            raise ValueError(f"tau={tau!r}: a cosine from -1 to 1, or {' or '.join(map(repr, THRESHOLDS))}.")
         tau = -1.0
-    check_real("tau", tau, -1.0, 1.0)
+    check_real("tau", tau, -1.0, 1.0, "a cosine")
     check_real("gamma", gamma, 0.0, float("inf"))
     check_choice("graph", graph, GRAPHS)
     if gamma * (1.0 - tau) > 80.0:
-        raise ValueError(f"gamma * (1 - tau) must be at most 80 to stay finite, got {gamma:g} * {1.0 - tau:g}.")
+        raise ValueError(f"gamma={gamma:g} with tau={tau:g}: gamma * (1 - tau) must be at most 80, or exp overflows.")
 
 
 def redundancy(unit: Tensor, tau: float, gamma: float, graph: str, known: Tensor | None = None) -> Tensor:
-    """`graph_scores` on checked unit vectors; `known` (B, n, n) are all their cosines, where they are there already.
+    """`graph_scores` of unit vectors (B, n, d); `known` (B, n, n) are all their cosines, where they were computed.
 
-    Otherwise no more than HELD cosines are there at a time.
+    Otherwise at most HELD cosines are held at a time.
     """
     B, n, _ = unit.shape
-    src, dst = sides(n, graph, unit.device)
+    src, dst = _sides(n, graph, unit.device)
     left, right = unit[:, src], unit[:, dst]
     step = left.shape[1] if known is not None else max(1, HELD // max(1, B * right.shape[1]))
     half = left.shape[1]
@@ -124,6 +145,58 @@ def redundancy(unit: Tensor, tau: float, gamma: float, graph: str, known: Tensor
     return scores
 
 
+def _scores(features: Tensor, tau: float, gamma: float, graph: str) -> Tensor:
+    """`graph_scores` for one threshold."""
+    if fast := fused_for(features):
+        return fast.graph_scores(features, tau=tau, gamma=gamma, graph=graph)
+    with exact_float32(features.device):
+        return redundancy(checked_units(features), tau, gamma, graph)
+
+
+def _thresholds(features: Tensor, rule: str, graph: str) -> Tensor:
+    """`graph_threshold` of arguments that were checked."""
+    with exact_float32(features.device):
+        unit = checked_units(features)
+        counts = torch.stack([_counts(image, graph) for image in unit]) if len(unit) else unit.new_zeros(0, BINS)
+        share = counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
+        border = (_quantile_border if rule == "quantile" else _otsu_border)(share)
+        border = border.masked_fill(counts.sum(1, keepdim=True) == 0, BINS)
+        return (border[:, 0] * (2 / BINS) - 1).to(torch.float32)
+
+
+def _quantile_border(share: Tensor) -> Tensor:
+    """(B, 1) the first border with SHARE of the pairs below it; `share` (B, BINS) are the shares of the bins."""
+    last = (share.cumsum(1) < SHARE).sum(1, keepdim=True)
+    return (last + 1).clamp(max=BINS).double()
+
+
+def _otsu_border(share: Tensor) -> Tensor:
+    """(B, 1) the border with the largest variance between what lies below and above; `share` (B, BINS)."""
+    below = share.cumsum(1)
+    middle = torch.arange(BINS, dtype=torch.float64, device=share.device) + 0.5
+    weight = (share * middle).cumsum(1)
+    between = (weight[:, -1:] * below - weight) ** 2 / (below * (1 - below)).clamp(min=1e-12)
+    best = between >= between.amax(1, keepdim=True) * (1 - 1e-9)  # all borders in a gap are equally good
+    places = torch.arange(1, BINS + 1, dtype=torch.float64, device=share.device)
+    return ((best * places).sum(1, keepdim=True) / best.sum(1, keepdim=True)).floor()
+
+
+def _counts(unit: Tensor, graph: str) -> Tensor:
+    """(BINS,) how many pairs of one image's tokens (n, d) have a cosine in each bin."""
+    src, dst = _sides(len(unit), graph, unit.device)
+    left, right = unit[src], unit[dst]
+    step = max(1, HELD // max(1, len(right)))
+    total = torch.zeros(BINS, dtype=torch.int64, device=unit.device)
+    for start in range(0, len(left), step):
+        place = ((left[start : start + step] @ right.mT + (1 + TIE)) * (BINS / 2)).long().clamp(0, BINS - 1)
+        if graph == "full":  # a token does not meet itself
+            own = torch.ones_like(place, dtype=torch.bool)
+            own.diagonal(offset=start).fill_(False)
+            place = place[own]
+        total += torch.bincount(place.flatten(), minlength=BINS)
+    return total
+
+
 def _edges(cosine: Tensor, threshold: float) -> Tensor:
     """1.0 where a cosine is at least the threshold, else 0.0."""
     if cosine.device.type == "cpu":  # ten times as fast there as by way of bool
@@ -131,7 +204,7 @@ def _edges(cosine: Tensor, threshold: float) -> Tensor:
     return (cosine >= threshold).to(cosine.dtype)
 
 
-def sides(n: int, graph: str, device: torch.device) -> tuple[Tensor | slice, Tensor | slice]:
+def _sides(n: int, graph: str, device: torch.device) -> tuple[Tensor | slice, Tensor | slice]:
     """The tokens on the two sides of the graph; all are on both sides of a full one."""
     if graph == "bipartite":
         return slice(0, None, 2), slice(1, None, 2)
@@ -141,13 +214,8 @@ def sides(n: int, graph: str, device: torch.device) -> tuple[Tensor | slice, Ten
     return slice(None), slice(None)
 
 
-def least(scores: Tensor, keep: int) -> Tensor:
-    """`graph_keep` on checked scores."""
-    return ascending(scores)[:, :keep].sort(dim=1).values
-
-
 def _score(sums: Tensor, tau: float, gamma: float) -> Tensor:
-    """From the mean of all cosines, the number of edges and the sum of their cosines (3, B, n)."""
+    """Redundancy (B, n) from the mean of all cosines, the number of edges and the sum of their cosines (3, B, n)."""
     mean, degree, similar = sums
     weight = similar / degree.clamp(min=1)
     return torch.where(degree > 0, degree * torch.exp(gamma * (weight - tau)), mean)

@@ -1,9 +1,9 @@
-"""The greedy's loop, twice: for an accelerator, which must not be waited for, and for a CPU, where each call costs.
+"""The loop of the greedy, twice: for an accelerator, without waiting for it, and for a CPU, in numpy.
 
 A step is a dozen operations on n numbers. On a GPU they are queued without ever reading a value back. On a CPU torch
 spends more time on calling them than on computing, so there the loop runs in numpy, one image after the other, and
-rows of the kernel that are not there yet are made several at a time. Both follow the same rules, and the tests hold
-them to the same choices.
+rows of the kernel are computed several at a time. Both follow the same rules, and the tests check that they choose the
+same tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .numerics import TIE, first_best
 
-BLOCK = 32  #: rows that the CPU makes at a time: a product of 32 is about as fast as four of one
+BLOCK = 32  #: rows that the CPU computes at a time: a product of 32 is about as fast as four of one
 
 Row = Callable[[int, np.ndarray], np.ndarray]
 """From a token of one image, and v² (n,) of all its tokens, to the token's row (n,) of the kernel."""
@@ -25,7 +25,7 @@ Row = Callable[[int, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class MatrixKernel:
-    """A kernel (B, n, n) that is there."""
+    """A kernel given as a matrix (B, n, n)."""
 
     matrix: Tensor
 
@@ -34,30 +34,31 @@ class MatrixKernel:
         return self.matrix.diagonal(dim1=1, dim2=2)
 
     def rows(self, j: Tensor) -> Tensor:
-        """The rows (B, 1, n) of tokens (B,), counted through the whole batch."""
+        """The rows (B, 1, n) of tokens `j` (B,), numbered through the whole batch."""
         return self.matrix.reshape(-1, self.matrix.shape[2]).index_select(0, j)[:, None]
 
     def on_host(self, image: int) -> Row:
+        """The function that looks up a row of one image's matrix."""
         matrix = self.matrix[image].numpy()
         return lambda j, v2: matrix[j]
 
 
 @dataclass(frozen=True)
 class VectorKernel:
-    """A kernel of unit vectors (B, n, d) and weights (B, n) whose rows are made when they are needed."""
+    """A kernel given by unit vectors (B, n, d) and weights (B, n), whose rows are computed when they are needed."""
 
     unit: Tensor
     weight: Tensor
     diagonal: Tensor
 
     def rows(self, j: Tensor) -> Tensor:
-        """The rows (B, 1, n) of tokens (B,), counted through the whole batch."""
+        """The rows (B, 1, n) of tokens `j` (B,), numbered through the whole batch."""
         flat, weights = self.unit.reshape(-1, self.unit.shape[2]), self.weight.reshape(-1)
         cosine = torch.bmm(flat.index_select(0, j)[:, None], self.unit.mT)
         return cosine.mul_(self.weight[:, None]).mul_(weights.index_select(0, j)[:, None, None])
 
     def on_host(self, image: int) -> Row:
-        """Makes the rows of the tokens with the largest v² along with one that is missing: they are likely next."""
+        """The function that computes a row, along with those of the tokens with the largest v²: likely the next."""
         unit, vectors, weight = self.unit[image], self.unit[image].numpy(), self.weight[image].numpy()
         made: dict[int, np.ndarray] = {}
 
@@ -81,8 +82,8 @@ def greedy(
     candidates: Tensor | None = None,
     fill: float = 0.0,
     rest: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """k choices (B, k) and the v² each had when it was chosen (B, k). Candidates (B, c), ascending, come first.
+) -> Tensor:
+    """Choose k tokens (B, k), each time the one with the largest v². Candidates (B, c), ascending, come first.
 
     Once no v² is at least `fill` of the first choice's, tokens follow by `rest` (B, n), distinct numbers, highest
     first.
@@ -98,8 +99,8 @@ def greedy_on_device(
     candidates: Tensor | None,
     fill: float = 0.0,
     rest: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Nothing here waits for the device: branches depend on shapes alone. v² of a chosen token is −inf."""
+) -> Tensor:
+    """`greedy` without waiting for the device: branches depend on shapes alone. v² of a chosen token is −inf."""
     diagonal = kernel.diagonal
     B, n = diagonal.shape
     c = 0 if candidates is None else candidates.shape[1]
@@ -112,7 +113,7 @@ def greedy_on_device(
     outside = torch.ones(B, n, dtype=torch.bool, device=diagonal.device)
     if candidates is not None:
         outside.scatter_(1, candidates, False)
-    chosen, gains = [], []
+    chosen = []
     for t in range(k):
         value, fallback = state.masked_fill(outside, -torch.inf) if t < c else (v2, spare)
         best = value.amax(1, keepdim=True)
@@ -121,11 +122,10 @@ def greedy_on_device(
             tie, floor, ridge = TIE * scale, (TIE + 8 * eps) * scale, eps * scale
         spent = (best <= floor) | (best < fill * scale)
         j = first_best(torch.where(spent, fallback, value), tie) + start
-        own = flat_v2.index_select(0, j)
         chosen.append(j)
-        gains.append(own)
         if t + 1 == k:
             break
+        own = flat_v2.index_select(0, j)
         residual = kernel.rows(j)
         if t:
             u_j = flat_u[:t].index_select(1, j)
@@ -135,7 +135,7 @@ def greedy_on_device(
         e = torch.mul(residual[:, 0], inverse, out=u[t])
         v2.addcmul_(e, e, value=-1)
         flat_state.index_fill_(1, j, -torch.inf)
-    return torch.stack(chosen, 1) - start[:, None], torch.stack(gains, 1).clamp(min=0.0)
+    return torch.stack(chosen, 1) - start[:, None]
 
 
 def greedy_on_host(
@@ -145,11 +145,11 @@ def greedy_on_host(
     candidates: Tensor | None,
     fill: float = 0.0,
     rest: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The same in numpy."""
+) -> Tensor:
+    """`greedy` in numpy."""
     diagonal = kernel.diagonal.numpy()
     B, n = diagonal.shape
-    order, gains = np.empty((B, k), dtype=np.int64), np.empty((B, k), dtype=np.float32)
+    order = np.empty((B, k), dtype=np.int64)
     u, spread = np.empty((k, n), dtype=np.float32), np.empty(n, dtype=np.float32)
     near = np.empty(n, dtype=bool)
     c = 0 if candidates is None else candidates.shape[1]
@@ -167,16 +167,14 @@ def greedy_on_host(
                 tie, floor, ridge = TIE * scale, (TIE + 8 * eps) * scale, eps * scale
             spent = best <= floor or best < fill * scale
             if spent and rest is not None and t >= c:  # nothing changes any more
-                left = (-spare).argsort(kind="stable")[: k - t]
-                order[image, t:], gains[image, t:] = left, v2[left]
+                order[image, t:] = (-spare).argsort(kind="stable")[: k - t]
                 break
             if spent:
                 value = spare if among is None else spare[among]
                 best = value[value.argmax()]
             at = np.greater_equal(value, best - tie, out=near[: len(value)]).argmax()
             j = int(at if among is None else among[at])
-            own = v2[j]
-            order[image, t], gains[image, t] = j, own
+            order[image, t] = j
             if t + 1 == k:
                 break
             e = u[t]
@@ -185,7 +183,7 @@ def greedy_on_host(
             else:
                 np.dot(u[:t, j], u[:t], out=spread)
                 np.subtract(row(j, v2), spread, out=e)
-                np.divide(e, np.sqrt(own + ridge), out=e)
+                np.divide(e, np.sqrt(v2[j] + ridge), out=e)
                 np.subtract(v2, np.multiply(e, e, out=spread), out=v2)
             v2[j] = spare[j] = -np.inf
-    return torch.from_numpy(order), torch.from_numpy(gains.clip(min=0.0))
+    return torch.from_numpy(order)

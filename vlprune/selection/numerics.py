@@ -1,9 +1,8 @@
-"""Float32 that is float32, unit vectors, and what counts as a tie."""
+"""Full float32 precision, unit vectors, and sorting and choosing with ties."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,17 +62,17 @@ def unit_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def lengths(x: Tensor) -> Tensor:
-    """(..., 1) of vectors (..., d)."""
+    """The lengths (..., 1) of vectors (..., d)."""
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide(x.device))
 
 
 def divided(x: Tensor, length: Tensor) -> Tensor:
-    """Vectors (..., d) by their lengths (..., 1)."""
+    """Vectors (..., d) divided by their lengths (..., 1); a zero vector stays zero."""
     return x / length.clamp(min=torch.finfo(torch.float32).tiny).to(torch.float32)
 
 
 def first_best(values: Tensor, tolerance: Tensor) -> Tensor:
-    """(B,) the lowest index whose value is within `tolerance` (B, 1) of its row's largest; values (B, n).
+    """The lowest index (B,) whose value is within `tolerance` (B, 1) of the largest of its row of `values` (B, n).
 
     >>> first_best(torch.tensor([[1.0, 2.0, 2.1]]), torch.tensor([[0.2]])).tolist()
     [1]
@@ -83,7 +82,7 @@ def first_best(values: Tensor, tolerance: Tensor) -> Tensor:
 
 
 def ascending(values: Tensor) -> Tensor:
-    """(B, n) indices from the smallest value to the largest, ties to the lower index; values (B, n).
+    """The indices (B, n) that sort `values` (B, n) from the smallest to the largest, ties by index.
 
     Neighbours in sorted order are tied when they differ by at most TIE relative to the larger (to 1 if both
     are smaller), and a run of ties is put in index order.
@@ -91,11 +90,6 @@ def ascending(values: Tensor) -> Tensor:
     >>> ascending(torch.tensor([[0.5, 0.2, 0.2 - 1e-7]])).tolist()
     [[1, 2, 0]]
     """
-    return (ascending_on_host if values.device.type == "cpu" else ascending_on_device)(values)
-
-
-def ascending_on_device(values: Tensor) -> Tensor:
-    """Nothing here waits for the device."""
     n = values.shape[1]
     ranked, at = values.sort(dim=1)
     size = torch.maximum(ranked[:, 1:].abs(), ranked[:, :-1].abs()).clamp(min=1.0)
@@ -104,28 +98,6 @@ def ascending_on_device(values: Tensor) -> Tensor:
     return (run * n + at).sort(dim=1).values % n
 
 
-def ascending_on_host(values: Tensor) -> Tensor:
-    """The same in numpy, whose calls cost less; it sorts again only where there are ties."""
-    given, n = values.detach().numpy(), values.shape[1]
-    at = given.argsort(axis=1, kind="stable")
-    ranked = np.take_along_axis(given, at, axis=1)
-    size = np.abs(ranked)
-    size = np.maximum(np.maximum(size[:, 1:], size[:, :-1]), 1.0)
-    step = ranked[:, 1:] - ranked[:, :-1] > TIE * size
-    if not step.all():
-        at[:, 1:] += n * step.cumsum(axis=1)
-        at.sort(axis=1)
-        at %= n
-    return torch.from_numpy(at)
-
-
-def ordered(values: Tensor) -> Tensor:
-    """(B, n) each row from the smallest value to the largest."""
-    if values.device.type == "cpu":
-        return torch.from_numpy(np.sort(values.numpy(), axis=1))
-    return values.sort(dim=1).values
-
-
 def take(values: Tensor, indices: Tensor) -> Tensor:
-    """(B, m, d) the rows `indices` (B, m) of `values` (B, n, d)."""
+    """The rows (B, m, d) of `values` (B, n, d) at `indices` (B, m)."""
     return values.gather(1, indices[:, :, None].expand(-1, -1, values.shape[2]))

@@ -1,10 +1,10 @@
-"""QCRS: how much each token has to do with the question."""
+"""QCRS: how relevant each token is to the question, by cosine, or by a plain dot product."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import Condition, check_choice, check_tensor, finite, require
+from .checks import Condition, check_choice, check_mask, check_tensor, finite, require
 from .dispatch import fused_for
 from .numerics import TIE, divided, exact_float32, lengths, unit_vectors, wide
 
@@ -40,26 +40,42 @@ def relevance_scores(features: Tensor, query: Tensor, *, query_mask: Tensor | No
         return relevance(x, length, pooled, sign)
 
 
+def dot_scores(features: Tensor, query: Tensor, *, sign: int = 1) -> Tensor:
+    """The dot product of each token with the question's mean embedding, neither normalised nor scaled.
+
+    Args:
+        features: (B, n, d), any floating dtype. B may be 0.
+        query: (B, l, d), the question's tokens.
+        sign: 1 or −1, as in `relevance_scores`.
+
+    Returns:
+        (B, n) float32.
+
+    >>> tokens = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [3.0, 1.0]]])
+    >>> dot_scores(tokens, torch.tensor([[[2.0, 0.0]]])).tolist()
+    [[2.0, 0.0, 6.0]]
+    """
+    check_tensor("features", features, "B n d")
+    check_query(features, query, None, sign)
+    with torch.no_grad():
+        x = features.to(wide(features.device))
+        pooled, conditions = pool(query, None)
+        scores = (sign * (x * pooled).sum(2)).to(torch.float32)
+        require(finite("features", x, "B n d", scores), *conditions)
+        return scores
+
+
 def check_query(features: Tensor, query: Tensor, query_mask: Tensor | None, sign: int) -> None:
-    """Raise unless the query fits the features; values are looked at in `pool`."""
+    """Raise unless the query fits the features; its values are checked by the conditions of `pool`."""
     B, _, d = features.shape
     check_tensor("query", query, "B l d", like=features, B=B, d=d)
     check_choice("sign", sign, (1, -1))
-    if query_mask is None:
-        return
-    if not isinstance(query_mask, Tensor) or query_mask.dtype != torch.bool:
-        got = query_mask.dtype if isinstance(query_mask, Tensor) else type(query_mask).__name__
-        raise TypeError(f"query_mask must be a bool tensor, got {got}.")
-    if query_mask.shape != query.shape[:2]:
-        raise ValueError(
-            f"query_mask must have shape {tuple(query.shape[:2])} like query, got {tuple(query_mask.shape)}."
-        )
-    if query_mask.device != features.device:
-        raise ValueError(f"query_mask must be on {features.device} like features, got {query_mask.device}.")
+    if query_mask is not None:
+        check_mask("query_mask", query_mask, "B l", like=features, B=B, l=query.shape[1])
 
 
 def pool(query: Tensor, query_mask: Tensor | None) -> tuple[Tensor, list[Condition]]:
-    """The mean query embedding (B, 1, d), and the conditions under which it is one."""
+    """The mean query embedding (B, 1, d), and the conditions that it is finite and of at least one token."""
     q = query.to(torch.float32)
     if query_mask is None:
         mean = q.mean(1, keepdim=True, dtype=wide(q.device))
@@ -70,18 +86,18 @@ def pool(query: Tensor, query_mask: Tensor | None) -> tuple[Tensor, list[Conditi
 
     def words() -> str:
         image = int((count == 0).nonzero()[0])
-        return f"query_mask must leave at least one query token per image, got none for batch {image}."
+        return f"query_mask without any True at batch {image}: must leave at least one query token per image."
 
     return mean, [finite("query", q, "B l d", mean), ((count > 0).all(), words)]
 
 
 def relevance(x: Tensor, length: Tensor, pooled: Tensor, sign: int) -> Tensor:
-    """`relevance_scores` on checked vectors (B, n, d), their lengths (B, n, 1) and the pooled query (B, 1, d)."""
+    """`relevance_scores` of vectors (B, n, d), their lengths (B, n, 1) and the pooled query (B, 1, d)."""
     return (relevance_on_host if x.device.type == "cpu" else relevance_on_device)(x, length, pooled, sign)
 
 
 def relevance_on_device(x: Tensor, length: Tensor, pooled: Tensor, sign: int) -> Tensor:
-    """Nothing here waits for the device."""
+    """`relevance` on an accelerator, without waiting for it."""
     direction, _ = unit_vectors(pooled.to(torch.float32))
     # products round alike on every device and the sum is wide: min-max would stretch any noise
     raw = sign * (divided(x, length) * direction).sum(2, dtype=wide(x.device))
@@ -91,7 +107,7 @@ def relevance_on_device(x: Tensor, length: Tensor, pooled: Tensor, sign: int) ->
 
 
 def relevance_on_host(x: Tensor, length: Tensor, pooled: Tensor, sign: int) -> Tensor:
-    """The same with the products in float64 too, without unit vectors, and in numpy, whose calls cost less."""
+    """`relevance` on a CPU: products in float64 too, no unit vectors, and in numpy, whose calls cost less."""
     tiny, direction = np.finfo(np.float32).tiny, pooled.to(torch.float64).mT
     raw = torch.bmm(x.to(torch.float64), direction)[:, :, 0].numpy()
     raw *= sign / np.maximum(np.linalg.norm(direction.numpy(), axis=1), tiny)

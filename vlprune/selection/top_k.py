@@ -1,4 +1,4 @@
-"""The tokens with the highest scores, and those that are left."""
+"""The tokens with the highest scores, and the tokens that were not chosen."""
 
 import torch
 from torch import Tensor
@@ -27,8 +27,24 @@ def highest(scores: Tensor, k: int) -> Tensor:
     k = check_count("k", k, 0, scores.shape[1], "the number of tokens")
     values = scores.detach().to(torch.float32)
     require(finite("scores", values, "B n"))
+    return best_first(values)[:, :k]
+
+
+def best_first(values: Tensor, *, exact_ties: bool = False) -> Tensor:
+    """All tokens (B, n) from the highest of finite float32 `values` (B, n) to the lowest; on a tie the lower index.
+
+    Values are tied as in `highest`, or, with `exact_ties`, only where they are equal: for attention inside an LLM, which
+    is so uneven that the lower half of an image would be tied otherwise.
+
+    >>> best_first(torch.tensor([[1.0, 3.0, 1.0 + 1e-6, 3.0]])).tolist()
+    [[1, 3, 0, 2]]
+    >>> best_first(torch.tensor([[1.0, 3.0, 1.0 + 1e-6, 3.0]]), exact_ties=True).tolist()
+    [[1, 3, 2, 0]]
+    """
+    if exact_ties:
+        return values.argsort(dim=1, descending=True, stable=True)
     unit = values.abs().mean(1, keepdim=True, dtype=wide(values.device)).clamp(min=torch.finfo(torch.float32).tiny)
-    return ascending((-values / unit).to(torch.float32))[:, :k]
+    return ascending((-values / unit).to(torch.float32))
 
 
 def remaining(chosen: Tensor, n: int) -> Tensor:

@@ -1,15 +1,6 @@
 """Pictures of what was kept and why. Needs pillow and matplotlib, which load when a function is called."""
 
-from vlprune.media.image import ImageError, as_seen, open_image
-from vlprune.show.picture import Mark, contact_sheet, picture, save_contact_sheet, save_picture
+from vlprune.show.panels import Mark
+from vlprune.show.picture import draw_contact_sheet, draw_picture, save_contact_sheet, save_picture
 
-__all__ = [
-    "ImageError",
-    "Mark",
-    "as_seen",
-    "contact_sheet",
-    "open_image",
-    "picture",
-    "save_contact_sheet",
-    "save_picture",
-]
+__all__ = ["Mark", "draw_contact_sheet", "draw_picture", "save_contact_sheet", "save_picture"]

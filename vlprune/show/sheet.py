@@ -1,4 +1,4 @@
-"""Where a picture has its tokens: an image, its base view and tiles, or a contact sheet of tiles or frames."""
+"""Where the tokens lie on a picture: an image, its base view and tiles, or a contact sheet of tiles or frames."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from vlprune.record import Record
+from vlprune.types import GridPart
+
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
 
-    from vlprune.record import Record
-    from vlprune.types import Part
-
-SHOWN = 16  # so many frames at most: with more, their tokens could not be told apart
-EDGE = 1200  # pixels that a sheet, or an image that is larger, is wide or high
+MAX_SHOWN = 16  # tiles or frames at most: with more, their tokens could not be told apart
+SHEET_PIXELS = 1200  # the longer side of a sheet, and the most for that of one image
 
 
 class Box(NamedTuple):
@@ -29,15 +29,15 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Cell:
-    """Where on the sheet the tokens of one grid (rows, columns) lie; `tokens` are their numbers, row by row."""
+    """The rectangle on the sheet that a grid (rows, columns) of tokens fills, and their numbers, row by row."""
 
     box: Box
     grid: tuple[int, int]
     tokens: list[int]
     label: str = ""
 
-    def place(self, i: int) -> Box:
-        """Where the cell's token number `i` lies."""
+    def token_box(self, i: int) -> Box:
+        """The rectangle of the cell's token number `i`."""
         rows, columns = self.grid
         y, x = divmod(i, columns)
         width, height = self.box.width / columns, self.box.height / rows
@@ -46,7 +46,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """`pixels` (height, width, 3) from 0 to 1, the cells on them, and what they show in words.
+    """A picture and the tokens on it: `pixels` (height, width, 3) from 0 to 1, the cells, and a title.
 
     `scale` is how many pixels of the sheet a pixel of the image is wide.
     """
@@ -58,19 +58,20 @@ class Sheet:
 
     @property
     def several(self) -> bool:
+        """Whether there are several tiles or frames."""
         return len(self.cells) > 1
 
 
 def lay_out(image: Image.Image | Sequence[Image.Image], record: Record) -> Sheet:
-    """The sheet of one record: of an image, or of one for each of the record's tiles or frames.
+    """The sheet of a record's image, or of the images of its tiles or frames, one for each.
 
     Tiles whose arrangement is not known, and that have no images of their own, are blank.
 
     >>> import torch
     >>> from PIL import Image
-    >>> from vlprune.types import stacked
+    >>> from vlprune.types import grid_shape
     >>> from vlprune.record import Record
-    >>> video = stacked("video", "frame", (2, 3), count=64)
+    >>> video = grid_shape("video", "frame", (2, 3), count=64)
     >>> record = Record(kept=torch.tensor([0]), before=384, after=1, grid=(128, 3), parts=video.parts)
     >>> sheet = lay_out([Image.new("RGB", (30, 20))] * 64, record)
     >>> sheet.title, [cell.label for cell in sheet.cells[:3]]
@@ -91,33 +92,36 @@ def lay_out(image: Image.Image | Sequence[Image.Image], record: Record) -> Sheet
     return _contact_sheet([None] * len(parts), parts)
 
 
-def _contact_sheet(images: Sequence[Image.Image | None], parts: Sequence[Part]) -> Sheet:
-    count = min(len(parts), SHOWN)
+def _contact_sheet(images: Sequence[Image.Image | None], parts: Sequence[GridPart]) -> Sheet:
+    """Tiles or frames side by side, evenly chosen where there are too many."""
+    count = min(len(parts), MAX_SHOWN)
     shown = [i * len(parts) // count for i in range(count)]
     first, (rows, columns) = images[0], parts[0].grid
     pixels, boxes = _mosaic(
         [images[i] for i in shown], first.size if first else (columns, rows), math.ceil(math.sqrt(count))
     )
     cells = [Cell(box, parts[i].grid, parts[i].tokens.tolist(), _label(parts[i], i)) for i, box in zip(shown, boxes)]
-    return Sheet(pixels, cells, f"{count} of {_named(parts)}" if count < len(parts) else _named(parts))
+    title = _describe_parts(parts)
+    return Sheet(pixels, cells, f"{count} of {title}" if count < len(parts) else title)
 
 
-def _label(part: Part, i: int) -> str:
+def _label(part: GridPart, i: int) -> str:
     return part.name if part.name == "thumbnail" else str(i + 1)
 
 
-def _named(parts: Sequence[Part]) -> str:
-    """
-    >>> from vlprune.models.internvl import tiled
-    >>> _named(tiled(4, 3).parts), _named(tiled(4, 2).parts)
+def _describe_parts(parts: Sequence[GridPart]) -> str:
+    """How many tiles or frames there are, in words.
+
+    >>> from vlprune.models.internvl import tiled_shape
+    >>> _describe_parts(tiled_shape(4, 3).parts), _describe_parts(tiled_shape(4, 2).parts)
     ('2 tiles and a thumbnail', '1 tile and a thumbnail')
     """
     count = sum(part.name != "thumbnail" for part in parts)
     return f"{count} {parts[0].name}{'s' * (count > 1)}" + " and a thumbnail" * (count < len(parts))
 
 
-def _base_and_tiles(image: Image.Image, parts: Sequence[Part]) -> Sheet:
-    """Both show the whole image, the base view coarsely, the tiles together finely, where its padding was cut off."""
+def _base_and_tiles(image: Image.Image, parts: Sequence[GridPart]) -> Sheet:
+    """The image twice: coarsely, as the base view, and finely, as the tiles together, without their padding."""
     base, *tiles = parts
     pixels, (view, wall) = _mosaic([image] * 2, image.size, 1 if image.width > image.height else 2)
     # a tile's rows are as far apart, in numbers of tokens, as the wall of tiles is wide
@@ -130,19 +134,19 @@ def _base_and_tiles(image: Image.Image, parts: Sequence[Part]) -> Sheet:
         y, x = divmod(int(tile.tokens[0]) - len(base), across)
         box = Box(wall.left + x * wide, wall.top + y * high, tile.grid[1] * wide, tile.grid[0] * high)
         cells.append(Cell(box, tile.grid, tile.tokens.tolist(), "tiles" if tile is tiles[0] else ""))
-    return Sheet(pixels, cells, f"base view and {_named(tiles)}", view.width / image.width)
+    return Sheet(pixels, cells, f"base view and {_describe_parts(tiles)}", view.width / image.width)
 
 
 def _mosaic(images: Sequence[Image.Image | None], size: tuple[int, int], columns: int) -> tuple[np.ndarray, list[Box]]:
-    """All images in the shape of `size`, one beside the other in rows of `columns`, on white; None is grey."""
+    """All images in the shape of `size`, in rows of `columns`, on white, and where each lies; None is a grey one."""
     import numpy as np
 
     rows = math.ceil(len(images) / columns)
-    scale = EDGE / max(size[0] * columns, size[1] * rows)
+    scale = SHEET_PIXELS / max(size[0] * columns, size[1] * rows)
     if len(images) == 1:
         scale = min(1.0, scale)
     width, height = (max(1, round(side * scale)) for side in size)
-    gap = max(2, EDGE // 150)
+    gap = max(2, SHEET_PIXELS // 150)
     wide, high = columns * (width + gap) - gap, rows * (height + gap) - gap
     pixels = np.ones((high, wide, 3), dtype=np.float32)
     boxes = []

@@ -1,17 +1,19 @@
-"""Accuracy under pruning, and the paper's tables and figures: `vlprune eval`, `vlprune study NAME`.
+"""The paper's tables and figures, one module each: `vlprune study NAME`.
 
-A `Bench` is a loaded model, the questions to ask and a `Run` directory that keeps every answer. A study is a plain
-function of a bench that returns a `Result`: tables, figures and the numbers behind them.
+A study is a module of this package that is a `Study`. It asks the questions of an `Evaluation` by the methods that it
+compares, and returns tables, figures and the numbers behind them. What studies share is in `vlprune.evaluation`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, cast
 
-#: Each study by its name. Its module in this package has `study(bench) -> Result`; how many questions of each kind it
-#: asks, in full and in small (`QUESTIONS`); its budgets (`KEEP`); and what it cannot do without (`NEEDS`): "images",
-#: "answers", or "scenes" of the pocket world.
+if TYPE_CHECKING:  # these import torch, which the list of studies does without
+    from vlprune.evaluation.answers import Evaluation
+    from vlprune.evaluation.result import StudyResult
+
+#: Each study by its name, which is that of its module, and what it is about.
 STUDIES = {
     "graph": "exhaustive, bipartite and random graphs: time, agreement of the kept sets, accuracy",
     "redundancy": "similarity against distance, and local entropy",
@@ -27,7 +29,21 @@ STUDIES = {
 }
 
 
-def get_study(name: str) -> Any:
+class Study(Protocol):
+    """What the module of a study has."""
+
+    NEEDS: str
+    """What it cannot do without: "images", questions with "answers", or "scenes" of the pocket world."""
+    QUESTIONS: tuple[int, int]
+    """Questions of each kind that it asks by default: in full, and in small."""
+    KEEP: tuple[int | float, ...]
+    """The budgets that it uses by default; empty if it prunes nothing."""
+
+    def study(self, evaluation: Evaluation) -> StudyResult:
+        """Ask what the study asks, with the budgets `evaluation.keep`, and return what it finds."""
+
+
+def get_study(name: str) -> Study:
     """The module of that study.
 
     >>> get_study("overlap").NEEDS
@@ -35,4 +51,4 @@ def get_study(name: str) -> Any:
     """
     if name not in STUDIES:
         raise ValueError(f"name={name!r}: no such study; choose from {', '.join(STUDIES)}.")
-    return import_module(f"vlprune.studies.{name}")
+    return cast(Study, import_module(f"vlprune.studies.{name}"))

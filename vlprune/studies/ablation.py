@@ -1,23 +1,23 @@
-"""GSP, QCRS and DPP on and off."""
+"""The parts of Script, GSP, QCRS and DPP, switched on and off."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from vlprune.evaluation.accuracy import INTERVALS, ranged, score, whole
-from vlprune.evaluation.answers import WHOLE, Bench
-from vlprune.evaluation.plots import curves
-from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.accuracy import INTERVALS_NOTE, accuracy_cells, accuracy_point, cell_name, score_answers
+from vlprune.evaluation.answers import Evaluation
+from vlprune.evaluation.plots import plot_curves
+from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
+from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.methods import Method, Random
 from vlprune.methods.base import QueryMethod
 from vlprune.selection import fuse, graph_keep, graph_scores, greedy_map_features, highest, relevance_scores
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.types import Query, Selection, TokenView
 
 NEEDS, QUESTIONS, KEEP = "answers", (200, 1), (64, 16)
+COMBINATIONS = [(gsp, qcrs, dpp) for dpp in (False, True) for qcrs in (False, True) for gsp in (False, True)]
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class Parts(QueryMethod):
     Script (fusion "supplement"); QCRS and DPP without the graph are Script's default.
 
     >>> import torch
-    >>> from vlprune.models import TokenView
-    >>> from vlprune.pruning.question import Query
+    >>> from vlprune.types import Query, TokenView
     >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]])
     >>> query = Query(tokens, torch.tensor([[[1.0, 0.0]]]), 1, "llm", ("?",))
     >>> Parts(keep=2, gsp=False, qcrs=True, dpp=False).select(TokenView(tokens, (1, 3)), query).kept.tolist()
@@ -65,43 +64,36 @@ class Parts(QueryMethod):
         return Selection(kept=fuse(order, survivors, m, rule="supplement"), order=order, relevance=r)
 
 
-def study(bench: Bench) -> Result:
+def study(evaluation: Evaluation) -> StudyResult:
     """All eight ways to switch the three parts on and off; with none of them, tokens are chosen at random."""
-    ways = [(g, q, d) for d in (False, True) for q in (False, True) for g in (False, True)]
-    cells: dict[str, Method] = {WHOLE: whole()}
-    for keep in bench.keep:
-        for way in ways:
-            gsp, qcrs, dpp = way
-            cells[_cell(way, keep)] = Parts(keep, gsp=gsp, qcrs=qcrs, dpp=dpp) if any(way) else Random(keep)
-    lines = bench.ask(cells)
-    scores = {name: score(bench, found, lines[WHOLE]) for name, found in lines.items()}
-    tables = []
-    for keep in bench.keep:
-        rows = []
-        for way in ways:
-            one = scores[_cell(way, keep)]
-            shares = ranged(one["accuracy"], one["interval"]), ranged(one["relative"], one["relative_interval"])
-            rows.append([_name(*way), *("✓" if part else "–" for part in way), *shares])
-        columns = ["parts", "GSP", "QCRS", "DPP", "right", "relative to all tokens"]
-        tables.append(Table(f"Parts of Script, keeping {keep}", columns, rows, INTERVALS))
-    return Result("Ablation", tables, {"ablation": _figure(bench, ways, scores)}, {"scores": scores})
+    cells: dict[str, Method] = {ALL_TOKENS: keep_all_tokens()}
+    for keep in evaluation.keep:
+        for parts in COMBINATIONS:
+            gsp, qcrs, dpp = parts
+            method = Parts(keep, gsp=gsp, qcrs=qcrs, dpp=dpp) if any(parts) else Random(keep)
+            cells[cell_name(_title(*parts), keep)] = method
+    lines = evaluation.ask(cells)
+    scores = {name: score_answers(evaluation, found, lines[ALL_TOKENS]) for name, found in lines.items()}
+    tables = [_table(keep, scores) for keep in evaluation.keep]
+    return StudyResult("Ablation", tables, {"ablation": _figure(evaluation, scores)}, {"scores": scores})
 
 
-def _name(gsp: bool, qcrs: bool, dpp: bool) -> str:
+def _title(gsp: bool, qcrs: bool, dpp: bool) -> str:
     on = [name for name, part in (("GSP", gsp), ("QCRS", qcrs), ("DPP", dpp)) if part]
     return " + ".join(on) or "none (random)"
 
 
-def _cell(way: tuple[bool, bool, bool], keep: int | float) -> str:
-    return f"{_name(*way)}@{keep}"
+def _table(keep: int | float, scores: Mapping[str, Any]) -> ResultTable:
+    rows = []
+    for parts in COMBINATIONS:
+        marks = ["✓" if part else "–" for part in parts]
+        rows.append([_title(*parts), *marks, *accuracy_cells(scores[cell_name(_title(*parts), keep)])])
+    columns = ["parts", "GSP", "QCRS", "DPP", "right", "relative to all tokens"]
+    return ResultTable(f"Parts of Script, keeping {keep}", columns, rows, INTERVALS_NOTE)
 
 
-def _figure(bench: Bench, ways: Any, scores: Any) -> Any:
-    lines: dict[str, list[tuple[float, float, float, float]]] = {}
-    for way in ways:
-        for keep in bench.keep:
-            one = scores[_cell(way, keep)]
-            low, high = one["interval"]
-            lines.setdefault(_name(*way), []).append((one["entering"], 100 * one["accuracy"], 100 * low, 100 * high))
-    flat = {"all tokens": 100 * scores[WHOLE]["accuracy"]}
-    return curves(lines, flat=flat, x="visual tokens kept", y="right answers, %")
+def _figure(evaluation: Evaluation, scores: Mapping[str, Any]) -> Any:
+    titles = [_title(*parts) for parts in COMBINATIONS]
+    curves = {title: [accuracy_point(scores[cell_name(title, keep)]) for keep in evaluation.keep] for title in titles}
+    flat = {ALL_TOKENS: 100 * scores[ALL_TOKENS]["accuracy"]}
+    return plot_curves(curves, flat=flat, x="visual tokens kept", y="right answers, %")

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlprune.budget import Budget
 from vlprune.errors import UserError
-from vlprune.evaluation.accuracy import INTERVALS, percent, ranged, score, whole
-from vlprune.evaluation.answers import WHOLE, Bench, Line, answers
-from vlprune.evaluation.plots import curves
-from vlprune.evaluation.questions import Item, pocket_items
-from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.accuracy import (
+    INTERVALS_NOTE,
+    accuracy_point,
+    outcomes,
+    percent_by_kind,
+    percent_with_interval,
+    score_answers,
+)
+from vlprune.evaluation.answers import AnswerLine, Evaluation, generate_answers
+from vlprune.evaluation.plots import plot_curves
+from vlprune.evaluation.questions import ImageQuestion, pocket_questions
+from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
+from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import mcnemar
 from vlprune.methods import Method, Script
-
-if TYPE_CHECKING:
-    from vlprune.record import Record
+from vlprune.record import Record
 
 NEEDS, QUESTIONS, KEEP = "scenes", (600, 1), (64, 32, 16, 8)
-SHOWN = (100, 2)  # questions of each kind to find the shares by
+FIT_QUESTIONS = (100, 2)  # of each kind, to find the shares by; in full, and in small
 SEED = 4  # of scenes that neither training nor another split uses
 NOTE = (
     "The share is found on other scenes. Tokens: the mean over questions, and the means over the scenes with the "
@@ -29,45 +35,47 @@ NOTE = (
 )
 
 
-def study(bench: Bench) -> Result:
+def study(evaluation: Evaluation) -> StudyResult:
     """Script with a fixed number of tokens, and with as many as the image needs, at equal means."""
-    for keep in bench.keep:
+    for keep in evaluation.keep:
         if not isinstance(keep, int):
             raise UserError(f"--keep {keep}: study adaptive takes means, which are numbers of tokens.")
-    shown = pocket_items(SEED, SHOWN[bench.small])
-    asked: dict[str, Method] = {str(k): Script(keep=Budget(adaptive=0.0, mean=int(k))) for k in bench.keep}
-    gains: dict[str, list[list[float]]] = {name: [] for name in asked}
-    bench.expect(len(shown) * len(asked))
-    for answered in answers(bench.loaded, shown, asked, batch=bench.batch):
-        gains[answered.method] += [record.gains.tolist() for (record,) in answered.records if record.gains is not None]
-        bench.tick("finding shares", len(answered.items))
-    budgets = {keep: _rounded(Budget.fit(gains[str(keep)], int(keep))) for keep in bench.keep}
-    cells: dict[str, Method] = {WHOLE: whole()}
-    for keep in bench.keep:
+    budgets = _fit_budgets(evaluation)
+    cells: dict[str, Method] = {ALL_TOKENS: keep_all_tokens()}
+    for keep in evaluation.keep:
         cells |= {f"fixed@{keep}": Script(keep=keep), f"adaptive@{keep}": Script(keep=budgets[keep])}
-    lines = bench.ask(cells, note=crowd)
-    rows, data = [], {}
-    for keep in bench.keep:
-        fixed, own = lines[f"fixed@{keep}"], lines[f"adaptive@{keep}"]
-        lost, won, p = mcnemar(*([bool(line["right"]) for line in some] for some in (fixed, own)))
-        for name, found in (("fixed", fixed), ("adaptive", own)):
-            one = score(bench, found, lines[WHOLE])
-            spread = _by_crowd(bench.items, found)
-            data[f"{name}@{keep}"] = one | {"by_things": spread}
-            kinds = [percent(one["right"][kind] / count) for kind, count in one["asked"].items()]
-            few, many = spread[min(spread)], spread[max(spread)]
-            tokens = [f"{one['entering']:.1f}", f"{few:.1f}", f"{many:.1f}"]
-            said = "" if name == "fixed" else f"{budgets[keep].adaptive:.3g}"
-            compared = [str(lost), str(won), f"{p:.2g}"] if name == "adaptive" else [""] * 3
-            rows.append([name, str(keep), said, *tokens, ranged(one["accuracy"], one["interval"]), *kinds, *compared])
-        data[f"adaptive@{keep}"] |= {"share": budgets[keep].adaptive, "lost": lost, "won": won, "p": p}
-    columns = ["budget", "mean", "share", "tokens", "fewest things", "most things", "right", *bench.kinds]
-    table = Table("Adaptive budgets", [*columns, "lost", "won", "p"], rows, f"{INTERVALS} {NOTE}")
-    return Result("Adaptive budgets", [table], {"adaptive": _figure(bench, data)}, {"scores": data})
+    lines = evaluation.ask(cells, details=count_things)
+    rows = []
+    data: dict[str, Any] = {}
+    for keep in evaluation.keep:
+        fixed, adaptive = (_score(evaluation, lines, f"{name}@{keep}") for name in ("fixed", "adaptive"))
+        lost, won, p = mcnemar(outcomes(lines[f"fixed@{keep}"]), outcomes(lines[f"adaptive@{keep}"]))
+        share = budgets[keep].adaptive
+        adaptive |= {"share": share, "lost": lost, "won": won, "p": p}
+        rows.append(["fixed", str(keep), "", *_cells(fixed), "", "", ""])
+        rows.append(["adaptive", str(keep), f"{share:.3g}", *_cells(adaptive), str(lost), str(won), f"{p:.2g}"])
+        data |= {f"fixed@{keep}": fixed, f"adaptive@{keep}": adaptive}
+    columns = ["budget", "mean", "share", "tokens", "fewest things", "most things", "right", *evaluation.kinds]
+    table = ResultTable("Adaptive budgets", [*columns, "lost", "won", "p"], rows, f"{INTERVALS_NOTE} {NOTE}")
+    return StudyResult("Adaptive budgets", [table], {"adaptive": _figure(evaluation, data)}, {"scores": data})
+
+
+def _fit_budgets(evaluation: Evaluation) -> dict[int | float, Budget]:
+    """An adaptive budget with each mean, fitted to Script's gains on scenes that are not asked about later."""
+    questions = pocket_questions(SEED, FIT_QUESTIONS[evaluation.small])
+    methods: dict[str, Method] = {str(k): Script(keep=Budget(adaptive=0.0, mean=int(k))) for k in evaluation.keep}
+    gains: dict[str, list[list[float]]] = {name: [] for name in methods}
+    evaluation.expect(len(questions) * len(methods))
+    for answered in generate_answers(evaluation.loaded, questions, methods, batch=evaluation.batch):
+        gains[answered.method] += [record.gains.tolist() for (record,) in answered.records if record.gains is not None]
+        evaluation.tick("finding shares", len(answered.questions))
+    return {keep: _rounded(Budget.fit(gains[str(keep)], int(keep))) for keep in evaluation.keep}
 
 
 def _rounded(budget: Budget) -> Budget:
-    """With a share of three digits: the last ones follow the number of threads, and a run goes on with its methods.
+    """The budget with its share rounded to three digits.
+
+    Further digits depend on the number of threads, and a run that goes on must find its methods unchanged.
 
     >>> _rounded(Budget(adaptive=0.0123456, mean=8)).adaptive
     0.0123
@@ -75,23 +83,30 @@ def _rounded(budget: Budget) -> Budget:
     return replace(budget, adaptive=float(f"{budget.adaptive:.3g}"))
 
 
-def crowd(item: Item, record: Record) -> dict[str, Any]:
-    return {"things": len(item.scene.things)} if item.scene is not None else {}
+def count_things(question: ImageQuestion, record: Record) -> dict[str, Any]:
+    """The number of things in the scene, for the line of an answer."""
+    return {"things": len(question.scene.things)} if question.scene is not None else {}
 
 
-def _by_crowd(items: Sequence[Item], lines: Sequence[Line]) -> dict[int, float]:
-    """Mean tokens by the number of things in the scene."""
-    found: dict[int, list[int]] = {}
-    for line in lines:
-        found.setdefault(line["things"], []).append(line["entering"])
-    return {things: sum(counts) / len(counts) for things, counts in sorted(found.items())}
+def _score(evaluation: Evaluation, lines: Mapping[str, Sequence[AnswerLine]], cell: str) -> dict[str, Any]:
+    """The score of a cell, with the mean tokens by the number of things in the scene."""
+    tokens: dict[int, list[int]] = {}
+    for line in lines[cell]:
+        tokens.setdefault(line["things"], []).append(line["entering"])
+    by_things = {things: sum(counts) / len(counts) for things, counts in sorted(tokens.items())}
+    return score_answers(evaluation, lines[cell], lines[ALL_TOKENS]) | {"by_things": by_things}
 
 
-def _figure(bench: Bench, data: dict[str, Any]) -> Any:
-    points: dict[str, list[tuple[float, float, float, float]]] = {}
-    for name in ("fixed", "adaptive"):
-        for keep in bench.keep:
-            one = data[f"{name}@{keep}"]
-            low, high = one["interval"]
-            points.setdefault(name, []).append((one["entering"], 100 * one["accuracy"], 100 * low, 100 * high))
-    return curves(points, flat={}, x="visual tokens kept, mean", y="right answers, %")
+def _cells(score: Mapping[str, Any]) -> list[str]:
+    """Mean tokens, those of scenes with the fewest and with the most things, and right answers, in all and by kind."""
+    by_things = score["by_things"]
+    tokens = [score["entering"], by_things[min(by_things)], by_things[max(by_things)]]
+    right = percent_with_interval(score["accuracy"], score["interval"])
+    return [*(f"{count:.1f}" for count in tokens), right, *percent_by_kind(score)]
+
+
+def _figure(evaluation: Evaluation, data: Mapping[str, Any]) -> Any:
+    curves = {
+        name: [accuracy_point(data[f"{name}@{keep}"]) for keep in evaluation.keep] for name in ("fixed", "adaptive")
+    }
+    return plot_curves(curves, flat={}, x="visual tokens kept, mean", y="right answers, %")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from vlprune.evaluation.accuracy import INTERVALS, percent, ranged, score, whole
-from vlprune.evaluation.answers import WHOLE, Bench
-from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.accuracy import INTERVALS_NOTE, outcomes, percent_by_kind, percent_with_interval, score_answers
+from vlprune.evaluation.answers import AnswerLine, Evaluation
+from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
+from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import mcnemar
 from vlprune.methods import Method, Script
 from vlprune.methods.base import QueryMethod
 from vlprune.selection import greedy_map_features, grid_cells, relevance_scores
-from vlprune.types import Selection
-
-if TYPE_CHECKING:
-    from vlprune.types import Query, TokenView
+from vlprune.types import Query, Selection, TokenView
 
 NEEDS, QUESTIONS, KEEP = "answers", (600, 1), (64, 16)
 NOTE = (
@@ -63,8 +62,8 @@ class ByQuarter(QueryMethod):
         return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
 
 
-def settings(keep: Any, twin: bool) -> dict[str, tuple[Method, str | None]]:
-    """Each setting's name, method and positions; `twin` says whether there is a dual encoder to compare with."""
+def script_settings(keep: Any, has_dual_encoder: bool) -> dict[str, tuple[Method, str | None]]:
+    """The method and the positions of each setting, by name; some settings need a dual encoder."""
     usual = Script(keep=keep)
     graph = replace(usual, fusion="supplement")
     found: dict[str, Method] = {
@@ -80,48 +79,65 @@ def settings(keep: Any, twin: bool) -> dict[str, tuple[Method, str | None]]:
         "relevance from the LLM, sign +1": replace(usual, relevance="llm", sign=1),
         "relevance from the LLM, sign -1": replace(usual, relevance="llm", sign=-1),
     }
-    if twin:
+    if has_dual_encoder:
         found |= {f"relevance from CLIP, sign {s:+d}": replace(usual, relevance="clip", sign=s) for s in (1, -1)}
-    ways: dict[str, tuple[Method, str | None]] = {name: (method, None) for name, method in found.items()}
-    return ways | {"positions original": (usual, "original")}
+    settings: dict[str, tuple[Method, str | None]] = {name: (method, None) for name, method in found.items()}
+    return settings | {"positions original": (usual, "original")}
 
 
-def study(bench: Bench) -> Result:
+def study(evaluation: Evaluation) -> StudyResult:
     """The default and every other setting, on the same questions."""
-    tables, data = [], {}
-    for keep in bench.keep:
-        ways = settings(keep, bench.loaded.clip is not None)
-        cells = {WHOLE: whole(), **{f"{name}@{keep}": method for name, (method, at) in ways.items() if at is None}}
-        lines = bench.ask(cells)
-        for name, (method, positions) in ways.items():
-            if positions is not None:
-                lines |= bench.ask({f"{name}@{keep}": method}, positions=positions)
-        usual = [bool(line["right"]) for line in lines[f"default@{keep}"]]
-        rows = []
-        for name in ways:
-            found = lines[f"{name}@{keep}"]
-            one = score(bench, found, lines[WHOLE])
-            lost, won, p = mcnemar(usual, [bool(line["right"]) for line in found])
-            data[f"{name}@{keep}"] = one | {"lost": lost, "won": won, "p": p}
-            kinds = [percent(one["right"][kind] / count) for kind, count in one["asked"].items()]
-            compared = [str(lost), str(won), f"{p:.2g}"] if name != "default" else [""] * 3
-            rows.append([name, ranged(one["accuracy"], one["interval"]), *kinds, *compared])
-        columns = ["setting", "right", *bench.kinds, "lost", "won", "p"]
-        tables.append(Table(f"Settings of Script, keeping {keep}", columns, rows, f"{INTERVALS} {NOTE}"))
-    return Result("Defaults", tables, {"defaults": _figure(data, bench)}, {"scores": data})
+    tables = []
+    data: dict[str, Any] = {}
+    for keep in evaluation.keep:
+        lines = _ask(evaluation, keep)
+        scores = _compare_with_default(evaluation, lines)
+        rows = [_row(name, one) for name, one in scores.items()]
+        columns = ["setting", "right", *evaluation.kinds, "lost", "won", "p"]
+        title = f"Settings of Script, keeping {keep}"
+        tables.append(ResultTable(title, columns, rows, f"{INTERVALS_NOTE} {NOTE}"))
+        data |= {f"{name}@{keep}": one for name, one in scores.items()}
+    return StudyResult("Defaults", tables, {"defaults": _figure(data, evaluation)}, {"scores": data})
 
 
-def _figure(data: dict[str, Any], bench: Bench) -> Any:
+def _ask(evaluation: Evaluation, keep: int | float) -> dict[str, list[AnswerLine]]:
+    """The answers with all tokens and with each setting, by the setting's name."""
+    settings = script_settings(keep, evaluation.loaded.clip is not None)
+    cells = {ALL_TOKENS: keep_all_tokens()}
+    cells |= {f"{name}@{keep}": method for name, (method, positions) in settings.items() if positions is None}
+    lines = evaluation.ask(cells)
+    for name, (method, positions) in settings.items():
+        if positions is not None:
+            lines |= evaluation.ask({f"{name}@{keep}": method}, positions=positions)
+    return {ALL_TOKENS: lines[ALL_TOKENS], **{name: lines[f"{name}@{keep}"] for name in settings}}
+
+
+def _compare_with_default(evaluation: Evaluation, lines: Mapping[str, list[AnswerLine]]) -> dict[str, dict[str, Any]]:
+    """The score of each setting, with the questions lost and won against the default and McNemar's p."""
+    scores = {}
+    for name, found in lines.items():
+        if name != ALL_TOKENS:
+            lost, won, p = mcnemar(outcomes(lines["default"]), outcomes(found))
+            scores[name] = score_answers(evaluation, found, lines[ALL_TOKENS]) | {"lost": lost, "won": won, "p": p}
+    return scores
+
+
+def _row(name: str, score: Mapping[str, Any]) -> list[str]:
+    compared = [str(score["lost"]), str(score["won"]), f"{score['p']:.2g}"] if name != "default" else [""] * 3
+    return [name, percent_with_interval(score["accuracy"], score["interval"]), *percent_by_kind(score), *compared]
+
+
+def _figure(data: Mapping[str, Any], evaluation: Evaluation) -> Any:
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(cell.rpartition("@")[0] for cell in data))[::-1]
     figure = Figure(figsize=(8.5, 1 + 0.27 * len(names)), layout="constrained")
     axes = figure.subplots()
-    for i, keep in enumerate(bench.keep):
+    for i, keep in enumerate(evaluation.keep):
         found = [data[f"{name}@{keep}"] for name in names]
         middle = [100 * one["accuracy"] for one in found]
         spread = [[abs(100 * one["interval"][end] - mean) for one, mean in zip(found, middle)] for end in (0, 1)]
-        places = [place + 0.16 * (i - (len(bench.keep) - 1) / 2) for place in range(len(names))]
+        places = [place + 0.16 * (i - (len(evaluation.keep) - 1) / 2) for place in range(len(names))]
         axes.errorbar(middle, places, xerr=spread, fmt="o", capsize=2, markersize=4, label=f"keep {keep}")
         axes.axvline(100 * data[f"default@{keep}"]["accuracy"], color=f"C{i}", linewidth=0.7, linestyle="--")
     axes.set_yticks(range(len(names)), names, fontsize=8)

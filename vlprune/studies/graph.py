@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vlprune.evaluation.accuracy import INTERVALS, percent, ranged, score, whole
-from vlprune.evaluation.answers import WHOLE, Bench, Line
-from vlprune.evaluation.image_tokens import look
-from vlprune.evaluation.result import Result, Table
+import torch
 
-if TYPE_CHECKING:
-    from vlprune.evaluation.questions import Item
-    from vlprune.methods import Method
-    from vlprune.record import Record
+from vlprune.evaluation.accuracy import INTERVALS_NOTE, percent, percent_with_interval, score_answers
+from vlprune.evaluation.answers import AnswerLine, Evaluation, share_right
+from vlprune.evaluation.image_tokens import collect_image_tokens
+from vlprune.evaluation.questions import ImageQuestion
+from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
+from vlprune.evaluation.result import ResultTable, StudyResult
+from vlprune.methods import GraphOnly, Method, Random, Script
+from vlprune.record import Record
+from vlprune.selection import graph_scores
 
 NEEDS, QUESTIONS, KEEP = "answers", (200, 1), (0.1,)
 GRAPHS = {"exhaustive": "full", "bipartite": "bipartite", "random halves": "random"}
@@ -26,40 +29,50 @@ NOTE = (
 )
 
 
-def study(bench: Bench) -> Result:
+def study(evaluation: Evaluation) -> StudyResult:
     """Time of the graph, agreement of what it keeps with the exhaustive graph's, and accuracy, alone and in Script."""
-    from vlprune.methods import GraphOnly, Random, Script
-
     tables, data = [], {}
-    seconds = _seconds(bench)
-    for keep in bench.keep:
-        alone: dict[str, Method] = {name: GraphOnly(keep=keep, graph=graph) for name, graph in GRAPHS.items()}
-        alone["random tokens"] = Random(keep=keep)
-        inside = {name: Script(keep=keep, graph=graph, fusion="supplement") for name, graph in GRAPHS.items()}
-        cells: dict[str, Method] = {f"{name}@{keep}": method for name, method in alone.items()}
-        cells |= {f"script {name}@{keep}": method for name, method in inside.items()}
-        lines = bench.ask({WHOLE: whole(), **cells}, note=_kept)
+    seconds = _measure_seconds(evaluation)
+    for keep in evaluation.keep:
+        cells = _methods(keep)
+        lines = evaluation.ask(
+            {ALL_TOKENS: keep_all_tokens(), **{f"{name}@{keep}": method for name, method in cells.items()}},
+            details=_kept_tokens,
+        )
         found: dict[str, Any] = {}
-        for cell in cells:
-            name = cell.rpartition("@")[0]
+        for name in cells:
+            own = lines[f"{name}@{keep}"]
             first = "script exhaustive" if name.startswith("script") else "exhaustive"
-            found[name] = score(bench, lines[cell], lines[WHOLE])
-            found[name]["iou"] = agreement(lines[cell], lines[f"{first}@{keep}"])
+            found[name] = score_answers(evaluation, own, lines[ALL_TOKENS])
+            found[name]["iou"] = agreement(own, lines[f"{first}@{keep}"])
             found[name]["seconds"] = seconds.get(name)
-        rows = []
-        for name, one in found.items():
-            took = one["seconds"]
-            times = ["", ""] if took is None else [f"{1000 * took:.2f}", f"{seconds['exhaustive'] / took:.2f}×"]
-            pairs = f"{PAIRS[name.removeprefix('script ')]} %"
-            rows.append([name, pairs, *times, f"{one['iou']:.2f}", ranged(one["accuracy"], one["interval"])])
-        base = percent(score(bench, lines[WHOLE], lines[WHOLE])["accuracy"])
+        accuracy = percent(share_right(lines[ALL_TOKENS]))
         columns = ["what keeps", "pairs", "ms an image", "faster", "IoU", "right"]
-        tables.append(Table(f"Graphs, keeping {keep}", columns, rows, f"All tokens: {base}. {NOTE} {INTERVALS}"))
+        rows = [_row(name, one, seconds["exhaustive"]) for name, one in found.items()]
+        note = f"All tokens: {accuracy}. {NOTE} {INTERVALS_NOTE}"
+        tables.append(ResultTable(f"Graphs, keeping {keep}", columns, rows, note))
         data[str(keep)] = found
-    return Result("Which graph", tables, {"graphs": _figure(data)}, data)
+    return StudyResult("Which graph", tables, {"graphs": _figure(data)}, data)
 
 
-def agreement(a: list[Line], b: list[Line]) -> float:
+def _methods(keep: int | float) -> dict[str, Method]:
+    """Each graph alone, random tokens, and each graph in Script as the paper's text has it."""
+    methods: dict[str, Method] = {name: GraphOnly(keep=keep, graph=graph) for name, graph in GRAPHS.items()}
+    methods["random tokens"] = Random(keep=keep)
+    for name, graph in GRAPHS.items():
+        methods[f"script {name}"] = Script(keep=keep, graph=graph, fusion="supplement")
+    return methods
+
+
+def _row(name: str, score: Mapping[str, Any], exhaustive_seconds: float) -> list[str]:
+    seconds = score["seconds"]
+    times = ["", ""] if seconds is None else [f"{1000 * seconds:.2f}", f"{exhaustive_seconds / seconds:.2f}×"]
+    pairs = f"{PAIRS[name.removeprefix('script ')]} %"
+    right = percent_with_interval(score["accuracy"], score["interval"])
+    return [name, pairs, *times, f"{score['iou']:.2f}", right]
+
+
+def agreement(a: list[AnswerLine], b: list[AnswerLine]) -> float:
     """The mean intersection over union of what two methods kept.
 
     >>> agreement([{"kept": [1, 2]}], [{"kept": [2, 3]}]) == 1 / 3
@@ -69,22 +82,19 @@ def agreement(a: list[Line], b: list[Line]) -> float:
     return sum(len(x & y) / len(x | y) for x, y in pairs) / len(pairs)
 
 
-def _kept(item: Item, record: Record) -> dict[str, Any]:
+def _kept_tokens(question: ImageQuestion, record: Record) -> dict[str, Any]:
     return {"kept": record.kept.tolist()}
 
 
-def _seconds(bench: Bench) -> dict[str, float]:
+def _measure_seconds(evaluation: Evaluation) -> dict[str, float]:
     """How long each graph's scores of one image take, on the model's device."""
-    import torch
-
-    from vlprune.selection import graph_scores
-
-    device = bench.loaded.model.device
-    images = look(bench, bench.items[:12], tiles=True)[: 2 if bench.small else 8]
+    device = evaluation.loaded.model.device
+    questions = evaluation.questions[:12]
+    images = collect_image_tokens(evaluation, questions, allow_tiles=True)[: 2 if evaluation.small else 8]
     found: dict[str, list[float]] = {name: [] for name in GRAPHS}
     for repeat in range(4):  # the first warms up
-        for one in images:
-            features = one.features[None].to(device)
+        for image in images:
+            features = image.features[None].to(device)
             for name, graph in GRAPHS.items():
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)

@@ -2,54 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vlprune.evaluation.accuracy import percent, score, whole
-from vlprune.evaluation.answers import WHOLE, Bench, Line
-from vlprune.evaluation.result import Result, Table
-from vlprune.evaluation.stats import interval, resampled
-
-if TYPE_CHECKING:
-    from vlprune.evaluation.questions import Item
-    from vlprune.methods import Method
-    from vlprune.record import Record
+from vlprune.evaluation.accuracy import percent, percent_with_interval
+from vlprune.evaluation.answers import AnswerLine, Evaluation, share_right
+from vlprune.evaluation.questions import ImageQuestion
+from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
+from vlprune.evaluation.result import ResultTable, StudyResult
+from vlprune.evaluation.stats import bootstrap_means, percentile_interval
+from vlprune.methods import Method, Script
+from vlprune.record import Record
+from vlprune.selection import graph_keep
 
 NEEDS, QUESTIONS, KEEP = "answers", (200, 1), (192, 128, 64, 32, 16)
 
 
-def study(bench: Bench) -> Result:
+def study(evaluation: Evaluation) -> StudyResult:
     """The intersection of what GSP and QCSP would each keep, of m tokens, against m."""
-    from vlprune.methods import Script
-
-    cells: dict[str, Method] = {WHOLE: whole()}
-    cells |= {f"script@{keep}": Script(keep=keep, fusion="supplement") for keep in bench.keep}
-    lines = bench.ask(cells, note=both)
-    groups = [item.group for item in bench.items]
+    cells: dict[str, Method] = {ALL_TOKENS: keep_all_tokens()}
+    cells |= {f"script@{keep}": Script(keep=keep, fusion="supplement") for keep in evaluation.keep}
+    lines = evaluation.ask(cells, details=count_common)
+    images = [question.image_name for question in evaluation.questions]
     rows, data = [], {}
-    for keep in bench.keep:
+    for keep in evaluation.keep:
         found = lines[f"script@{keep}"]
         shares = [line["both"] / line["m"] for line in found]
-        low, high = interval(resampled([shares], groups)[:, 0])
+        low, high = percentile_interval(bootstrap_means([shares], images)[:, 0])
         chance = sum(line["m"] / line["n"] for line in found) / len(found)
         mean, count = sum(shares) / len(shares), sum(line["both"] for line in found) / len(found)
-        accuracy = score(bench, found, lines[WHOLE])["accuracy"]
+        accuracy = share_right(found)
         data[str(keep)] = {"share": mean, "interval": [low, high], "chance": chance, "accuracy": accuracy}
-        by_kind = [percent(_mean(bench, found, kind)) for kind in bench.kinds]
-        both_ = f"{percent(mean)} [{percent(low)}, {percent(high)}]"
-        rows.append([str(keep), f"{count:.1f}", both_, percent(chance), *by_kind, percent(accuracy)])
-    kinds = [f"% {kind}" for kind in bench.kinds]
+        by_kind = [percent(_mean_share(evaluation, found, kind)) for kind in evaluation.kinds]
+        common = percent_with_interval(mean, (low, high))
+        rows.append([str(keep), f"{count:.1f}", common, percent(chance), *by_kind, percent(accuracy)])
+    kinds = [f"% {kind}" for kind in evaluation.kinds]
     note = (
         "Tokens that both modules keep, their share of the m in % with a 95 % interval (bootstrap over images), the "
         "share that two random sets of m would have, and the share for each kind of question."
     )
-    table = Table("GSP ∩ QCSP", ["m", "both", "% of m", "% by chance", *kinds, "right, %"], rows, note)
-    return Result("Overlap", [table], {"overlap": _figure(data)}, data)
+    table = ResultTable("GSP ∩ QCSP", ["m", "both", "% of m", "% by chance", *kinds, "right, %"], rows, note)
+    return StudyResult("Overlap", [table], {"overlap": _figure(data)}, data)
 
 
-def both(item: Item, record: Record) -> dict[str, Any]:
-    """What the two modules agree on, from the scores that Script keeps."""
-    from vlprune.selection import graph_keep
-
+def count_common(question: ImageQuestion, record: Record) -> dict[str, Any]:
+    """How many of m tokens both modules keep, from the scores that Script records."""
     if record.redundancy is None or record.order is None:
         return {}
     graph = graph_keep(record.redundancy[None], record.after)[0].tolist()
@@ -57,8 +53,9 @@ def both(item: Item, record: Record) -> dict[str, Any]:
     return {"both": len(set(graph) & set(order)), "m": record.after, "n": record.before}
 
 
-def _mean(bench: Bench, lines: list[Line], kind: str) -> float:
-    own = [line["both"] / line["m"] for item, line in zip(bench.items, lines) if item.kind == kind]
+def _mean_share(evaluation: Evaluation, lines: list[AnswerLine], kind: str) -> float:
+    """The mean share of tokens that both keep, over questions of that kind."""
+    own = [line["both"] / line["m"] for question, line in zip(evaluation.questions, lines) if question.kind == kind]
     return sum(own) / len(own)
 
 

@@ -1,26 +1,24 @@
-"""Is Script better than the others, or is it chance?"""
+"""Whether Script is better than other methods, or lucky."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlprune.errors import UserError
-from vlprune.evaluation.accuracy import percent
-from vlprune.evaluation.answers import Bench, Line, share
-from vlprune.evaluation.questions import Item, pocket_items
-from vlprune.evaluation.result import Result, Table
-from vlprune.evaluation.stats import interval, mcnemar, paired_tests, resampled, scipy_stats
-
-if TYPE_CHECKING:
-    from vlprune.methods import Method
+from vlprune.evaluation.accuracy import outcomes, percent
+from vlprune.evaluation.answers import AnswerLine, Evaluation, share_right
+from vlprune.evaluation.questions import ImageQuestion, pocket_questions
+from vlprune.evaluation.result import ResultTable, StudyResult
+from vlprune.evaluation.stats import bootstrap_means, import_scipy_stats, mcnemar, paired_tests, percentile_interval
+from vlprune.methods import Method, Script, get_method, list_methods
 
 NEEDS, QUESTIONS, KEEP = "answers", (20, 1), (32,)
-SEEDS = (20, 4)
-FIRST = 1000  # seeds of scenes that no split uses
-FEW = ("script", "random", "dpp_only")
+SEEDS = (20, 4)  # in full, and in small
+FIRST_SEED = 1000  # seeds of scenes that no split uses
+SMALL_METHODS = ("script", "random", "dpp_only")
 NOTE = (
     "p (t), p (Wilcoxon): paired, one-sided, that Script is better, over the seeds' accuracies. Only Script, only it: "
     "questions that one answers and the other does not; McNemar's exact two-sided p. Difference: Script's right "
@@ -29,54 +27,59 @@ NOTE = (
 )
 
 
-def study(bench: Bench) -> Result:
+def study(evaluation: Evaluation) -> StudyResult:
     """Script against every other method on several sets of questions, by four tests.
 
     Most methods draw nothing at random, so a seed draws scenes and questions (and the random method's tokens). A file
     of questions is dealt out into as many parts instead.
     """
-    from vlprune.methods import Script, get_method, list_methods
-
-    scipy_stats()  # say that it is missing before anything is asked
-    folds = _folds(bench)
-    items = [item for fold in folds for item in fold]
-    names = FEW if bench.small else list_methods()
+    import_scipy_stats()  # say that it is missing before anything is asked
+    folds = _folds(evaluation)
+    questions = [question for fold in folds for question in fold]
+    names = SMALL_METHODS if evaluation.small else list_methods()
     tables, data = [], {}
-    for keep in bench.keep:
+    for keep in evaluation.keep:
         cells: dict[str, Method] = {f"{name}@{keep}": get_method(name, keep=keep) for name in names}
         cells[f"script, the paper's text@{keep}"] = Script(keep=keep, fusion="supplement")
-        lines = bench.ask(cells, items=items, lenient=True)
+        lines = evaluation.ask(cells, questions=questions, skip_unsupported=True)
         found = {cell.rpartition("@")[0]: answered for cell, answered in lines.items()}
         if "script" not in found:
-            raise UserError(f"script cannot run here: {bench.run.refused[f'script@{keep}']}")
-        data[str(keep)] = {name: _compared(found["script"], found[name], folds, items) for name in found}
+            raise UserError(f"script cannot run here: {evaluation.run_folder.refused[f'script@{keep}']}")
+        data[str(keep)] = {name: _compare(found["script"], found[name], folds, questions) for name in found}
         rows = [_row(name, one) for name, one in sorted(data[str(keep)].items(), key=lambda pair: -pair[1]["mean"])]
         columns = ["method", "mean", "std", "p (t)", "p (Wilcoxon)", "only Script", "only it", "McNemar", "difference"]
-        title = f"Script against others, keeping {keep}: {len(folds)} seeds, {len(items):,} questions"
-        tables.append(Table(title, columns, rows, NOTE))
-    return Result("Significance", tables, {"significance": _figure(data)}, data)
+        title = f"Script against others, keeping {keep}: {len(folds)} seeds, {len(questions):,} questions"
+        tables.append(ResultTable(title, columns, rows, NOTE))
+    return StudyResult("Significance", tables, {"significance": _figure(data)}, data)
 
 
-def _folds(bench: Bench) -> list[list[Item]]:
-    seeds = SEEDS[bench.small]
-    if bench.drawn:
-        per_kind = sum(item.kind == bench.kinds[0] for item in bench.items)
-        first = FIRST + bench.seed * seeds
-        return [pocket_items(first + i, per_kind, start=100_000 * i) for i in range(seeds)]
-    if len(bench.items) < 2 * seeds:
-        raise UserError(f"--data has {len(bench.items)} questions: {seeds} parts need {2 * seeds} at least.")
-    return [bench.items[i::seeds] for i in range(seeds)]
+def _folds(evaluation: Evaluation) -> list[list[ImageQuestion]]:
+    """The questions of each seed: drawn by it, or a part of those of a file."""
+    seeds = SEEDS[evaluation.small]
+    if evaluation.has_scenes:
+        per_kind = sum(question.kind == evaluation.kinds[0] for question in evaluation.questions)
+        first = FIRST_SEED + evaluation.seed * seeds
+        return [pocket_questions(first + i, per_kind, start=100_000 * i) for i in range(seeds)]
+    if len(evaluation.questions) < 2 * seeds:
+        raise UserError(f"--data has {len(evaluation.questions)} questions: {seeds} parts need {2 * seeds} at least.")
+    return [evaluation.questions[i::seeds] for i in range(seeds)]
 
 
-def _compared(script: Sequence[Line], other: Sequence[Line], folds: Sequence[Sequence[Item]], items: Any) -> Any:
+def _compare(
+    script: Sequence[AnswerLine],
+    other: Sequence[AnswerLine],
+    folds: Sequence[Sequence[ImageQuestion]],
+    questions: Sequence[ImageQuestion],
+) -> dict[str, Any]:
+    """A method's accuracy by seed, and the tests of Script against it."""
     ends = [0]
     for fold in folds:
         ends.append(ends[-1] + len(fold))
-    mine, its = ([share(lines[a:b]) for a, b in pairwise(ends)] for lines in (script, other))
+    mine, its = ([share_right(lines[a:b]) for a, b in pairwise(ends)] for lines in (script, other))
     t, wilcoxon = paired_tests(mine, its)
-    outcomes = [[bool(line["right"]) for line in lines] for lines in (script, other)]
-    only, only_other, p = mcnemar(*outcomes)
-    means = resampled(outcomes, [item.group for item in items])
+    right = [outcomes(lines) for lines in (script, other)]
+    only, only_other, p = mcnemar(*right)
+    means = bootstrap_means(right, [question.image_name for question in questions])
     return {
         "seeds": its,
         "mean": mean(its),
@@ -84,8 +87,8 @@ def _compared(script: Sequence[Line], other: Sequence[Line], folds: Sequence[Seq
         "t": t,
         "wilcoxon": wilcoxon,
         "mcnemar": {"only_script": only, "only_other": only_other, "p": p},
-        "difference": share(script) - share(other),
-        "difference_interval": list(interval(means[:, 0] - means[:, 1])),
+        "difference": share_right(script) - share_right(other),
+        "difference_interval": list(percentile_interval(means[:, 0] - means[:, 1])),
     }
 
 

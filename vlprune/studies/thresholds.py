@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vlprune.evaluation.answers import Bench
-from vlprune.evaluation.image_tokens import cosines, look, near_similarity
-from vlprune.evaluation.plots import panels
-from vlprune.evaluation.result import Result, Table
+from vlprune.evaluation.answers import Evaluation
+from vlprune.evaluation.image_tokens import collect_image_tokens, cosine_matrix, neighbour_similarity
+from vlprune.evaluation.plots import plot_panels
+from vlprune.evaluation.result import ResultTable, StudyResult
 
 NEEDS, QUESTIONS, KEEP = "images", (100, 2), ()
 TAUS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -16,13 +16,13 @@ SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9)
 PICTURES = 6
 
 
-def study(bench: Bench) -> Result:
+def study(evaluation: Evaluation) -> StudyResult:
     """Masks of the tokens whose mean cosine to their neighbours reaches a threshold, and the graph's edges at it."""
-    images = look(bench)
-    near = torch.stack([near_similarity(one) for one in images])
+    images = collect_image_tokens(evaluation)
+    near = torch.stack([neighbour_similarity(one) for one in images])
     edges: dict[float, list[torch.Tensor]] = {tau: [] for tau in TAUS}
     for one in images:
-        met = cosines(one.features)[0::2, 1::2]  # the bipartite graph's pairs
+        met = cosine_matrix(one.features)[0::2, 1::2]  # the bipartite graph's pairs
         for tau in TAUS:
             edges[tau].append(torch.cat([(met >= tau).sum(1), (met >= tau).sum(0)]).float())
     data = {}
@@ -41,11 +41,11 @@ def study(bench: Bench) -> Result:
         f"{len(images)} images. Redundant: the mean cosine to the tokens around is τ or more, as in the paper's "
         "figure. Edges: in Script's graph of every other token against the rest."
     )
-    table = Table("Redundancy at thresholds", ["τ", "redundant", "with an edge", "edges a token"], rows, note)
+    table = ResultTable("Redundancy at thresholds", ["τ", "redundant", "with an edge", "edges a token"], rows, note)
     shown = []
     for one, values in zip(images[:PICTURES], near):
         grid = values.reshape(one.grid).numpy()
         masks = [(f"τ = {tau}: {100 * (grid >= tau).mean():.0f} %", grid >= tau) for tau in SHOWN]
-        picture = np.asarray(one.item.image())
-        shown.append([(one.item.group, picture), ("mean cosine to neighbours", grid), *masks])
-    return Result("Thresholds", [table], {"thresholds": panels(shown)}, data)
+        picture = np.asarray(one.question.image())
+        shown.append([(one.question.image_name, picture), ("mean cosine to neighbours", grid), *masks])
+    return StudyResult("Thresholds", [table], {"thresholds": plot_panels(shown)}, data)

@@ -6,8 +6,7 @@ import torch
 from tests.pruning.layers.test_generate import on_llava
 from tests.support import layers_reference as reference
 from vlprune import FastV, PyramidDrop, SparseVLM, SparseVLMPlus, attach, get_method
-from vlprune.selection.clusters import cluster_means, density_peaks
-from vlprune.selection.raters import rater_weights
+from vlprune.methods.sparsevlm import rater_weights
 
 
 @pytest.mark.parametrize(
@@ -29,8 +28,8 @@ from vlprune.selection.raters import rater_weights
 )
 def test_presets(name, preset, counts):
     method = get_method(name, preset=preset)
-    assert method.stages(576, 32) == tuple(zip((2, 6, 15), counts))
-    assert [step.keep for step in method.steps(576, 32)] == list(counts)
+    assert method.cut_schedule(576, 32) == tuple(zip((2, 6, 15), counts))
+    assert [step.keep for step in method.layer_budgets(576, 32)] == list(counts)
     entering, average = method.accounting(576, 32)
     assert entering == 576
     if preset.isdigit():  # tables quote the average over the layers
@@ -38,9 +37,9 @@ def test_presets(name, preset, counts):
 
 
 def test_accounting_counts_what_is_merged():
-    assert SparseVLM(**SparseVLM.presets["192"]).steps(576, 32)[0] == (2, 300, 9)  # 276 go, 82 are recycled
-    assert SparseVLM(keep=570 / 576, before=(574 / 576, 572 / 576)).steps(576, 32)[0] == (2, 574, 0)
-    assert PyramidDrop().stages(576, 32) == ((8, 288), (16, 144), (24, 72))
+    assert SparseVLM(**SparseVLM.presets["192"]).layer_budgets(576, 32)[0] == (2, 300, 9)  # 276 go, 82 are recycled
+    assert SparseVLM(keep=570 / 576, before=(574 / 576, 572 / 576)).layer_budgets(576, 32)[0] == (2, 574, 0)
+    assert PyramidDrop().cut_schedule(576, 32) == ((8, 288), (16, 144), (24, 72))
     assert PyramidDrop().accounting(576, 32) == (576, 270.0)
     assert FastV(keep=1.0).accounting(576, 32) == (576, 576.0)
 
@@ -48,13 +47,13 @@ def test_accounting_counts_what_is_merged():
 @pytest.mark.parametrize("layers", [2, 3, 4, 6, 24, 28, 40, 80])
 def test_stages_scale_with_depth(layers):
     for method in (FastV(keep=0.5), PyramidDrop(), SparseVLM(keep=0.2)):
-        steps = method.steps(576, layers)
+        steps = method.layer_budgets(576, layers)
         at = [step.layer for step in steps]
         assert at == sorted(set(at))
         assert all(1 <= layer < layers for layer in at)
         assert steps[-1].keep == method.count(576)
     if layers == 40:
-        assert [step.layer for step in SparseVLM().steps(576, 40)] == [3, 8, 19]
+        assert [step.layer for step in SparseVLM().layer_budgets(576, 40)] == [3, 8, 19]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_stages_scale_with_depth(layers):
         (lambda: SparseVLM(before=(0.5,)), "before="),
         (lambda: SparseVLM(before=(0.5, 1.5)), "ratio"),
         (lambda: SparseVLM(recycle=2), "recycle=2"),
-        (lambda: FastV(layer=40).steps(576, 32), "cuts before layer 40"),
+        (lambda: FastV(layer=40).layer_budgets(576, 32), "cuts before layer 40"),
     ],
 )
 def test_wrong_settings(make, message):
@@ -89,28 +88,6 @@ def test_methods_are_registered():
 
 
 # --- the tensor functions ---
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("n", [4, 7, 40])
-def test_density_peaks_equal_the_loop(n, count):
-    states = torch.randn(3, n, 6, generator=torch.Generator().manual_seed(n))
-    centres, cluster = density_peaks(states, count)
-    means = cluster_means(states, cluster, count)
-    for points, c, k, m in zip(states.double(), centres.tolist(), cluster.tolist(), means):
-        assert reference.peaks(points, count) == (c, k)
-        for j in range(count):
-            torch.testing.assert_close(m[j], points[torch.tensor(k) == j].mean(0).float())
-
-
-def test_density_peaks_of_equal_and_of_distant_tokens():
-    centres, cluster = density_peaks(torch.ones(1, 5, 3), 2)
-    assert centres.tolist() == [[0, 1]]
-    assert cluster.tolist() == [[0, 1, 0, 0, 0]]
-    far = torch.randn(1, 20, 6, generator=torch.Generator().manual_seed(0)) * 1e4  # exp(-d²) would be 0 for all
-    near = far / 1e4
-    assert density_peaks(far, 3)[0].unique().numel() == 3
-    assert density_peaks(near[:, :1], 1)[1].tolist() == [[0]]
 
 
 def test_raters_equal_the_loop():

@@ -1,9 +1,11 @@
-"""LLaVA-NeXT, LLaVA-OneVision, LLaVA-NeXT-Video and Video-LLaVA: tiles, newlines, frames and class tokens."""
+"""LLaVA-1.5, LLaVA-NeXT (also -Video), LLaVA-OneVision and Video-LLaVA: tiles, newlines, frames and class tokens."""
 
 from typing import ClassVar
 
 import torch
 from transformers import (
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     LlavaNextConfig,
     LlavaNextForConditionalGeneration,
     LlavaNextVideoConfig,
@@ -31,6 +33,18 @@ from tests.support.families.case import (
     noise,
     siglip_tower,
 )
+
+
+class Llava(Case):
+    """Five by five tokens per image."""
+
+    name, model_class = "llava", LlavaForConditionalGeneration
+
+    def config(self):
+        return LlavaConfig(vision_config=clip_tower(5 * PATCH), text_config=llama(), image_token_index=IMAGE)
+
+    def image(self, seed):
+        return grid("image", "image", 5, 5, noise(1, 3, 5 * PATCH, 5 * PATCH, seed=seed))
 
 
 def anyres(pixels, size, side, down, across, top=0, left=0, shrunk=None):

@@ -8,8 +8,9 @@ a fault writes it to pinned host memory and goes on with 0 in its place, so that
 that device raises it as ValueError; `check` waits for the device and raises it at once.
 """
 
+from .backend import run
 from .device_errors import check
-from .script import (
+from .functions import (
     farthest_points,
     graph_keep,
     graph_scores,
@@ -17,7 +18,6 @@ from .script import (
     greedy_map_features,
     query_kernel,
     relevance_scores,
-    select_script,
 )
 
 __all__ = [
@@ -29,5 +29,5 @@ __all__ = [
     "greedy_map_features",
     "query_kernel",
     "relevance_scores",
-    "select_script",
+    "run",
 ]

@@ -164,7 +164,7 @@ def gram(
     tau: float = 0.0,
     exact: bool = False,
 ) -> tuple[Any, Any]:
-    """The kernel of tokens `at` (B, c) or all (B, n, n), where `store`, and partial sums (·, tiles, B, n) for `graph`.
+    """The kernel of tokens `at` (B, c) or of all (B, n, n), if `store`, and partial sums (·, tiles, B, n) for `graph`.
 
     `graph` is one of `vlprune.selection.graph.GRAPHS`, or "nearest" for the largest cosine to another token. The kernel
     is `weighted`, or holds plain cosines. What was not asked for is None.
@@ -178,7 +178,7 @@ def gram(
     kernel = torch.empty(B, rows, rows, dtype=torch.float32, device=x.device) if store else None
     sums = 1 if graph == "nearest" else 3
     parts = torch.empty(sums, max(down, across), B, n, dtype=torch.float32, device=x.device) if graph else None
-    where, side = sides(n, x.device) if graph == "random" else (at, table)
+    where, side = random_sides(n, x.device) if graph == "random" else (at, table)
     launch(
         _gram,
         (down * across, B),
@@ -221,19 +221,19 @@ def _roomy(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0))
 
 
-def sides(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def random_sides(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The random graph's tokens, one half then the other (n,) int64, and which half each token is in (n,) int8."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing() and (n, device) not in _drawn:
         raise RuntimeError(f"graph='random' with n={n} must be called once before it is captured in a CUDA graph.")
     _drawn.add((n, device))
-    return _sides(n, device)
+    return _random_sides(n, device)
 
 
 _drawn: set[tuple[int, torch.device]] = set()
 
 
 @cache  # recorded graphs read them
-def _sides(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _random_sides(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     at = torch.randperm(n, generator=torch.Generator().manual_seed(0), device="cpu")
     side = torch.zeros(n, dtype=torch.int8)
     side[at[n - n // 2 :]] = 1

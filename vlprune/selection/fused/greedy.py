@@ -52,7 +52,7 @@ def _read(slots):
 
 
 @triton.jit
-def _exchange(slots, p, top, lane, value, tag, P, LANES: tl.constexpr):
+def exchange(slots, p, top, lane, value, tag, P, LANES: tl.constexpr):
     """Publish this program's largest value, and the lane it would choose with its value; return all programs'.
 
     LANES is no less than the threads, so that no word is read by two threads, which might see different ones.
@@ -270,7 +270,7 @@ def _greedy(
             if JITTER:
                 _delay(t, p)
             named, reached = _first(value, best - tie, lane, value)
-            tops, values = _exchange(step, p, best, named, reached, t + 1, P, LANES)
+            tops, values = exchange(step, p, best, named, reached, t + 1, P, LANES)
             best = _largest(_unpack(tops))
         spent = t < 0
         if not DISTANCE:
@@ -285,7 +285,7 @@ def _greedy(
                 best = _largest(value)
                 if SHARED:
                     named, reached = _first(value, best - tie, lane, value)
-                    tops, values = _exchange(step + 2 * P, p, best, named, reached, t + 1, P, LANES)
+                    tops, values = exchange(step + 2 * P, p, best, named, reached, t + 1, P, LANES)
                     best = _largest(_unpack(tops))
         if SHARED:
             j, own, scores, tokens = _choice(tops, values, best - tie, share, P, LANES)
@@ -293,7 +293,7 @@ def _greedy(
                 again, reaching = _first(value, best - tie, lane, value)
                 if again < share:  # else it names its best as before
                     named, reached = again, reaching
-                tops, values = _exchange(step + 4 * P, p, _largest(value), named, reached, t + 1, P, LANES)
+                tops, values = exchange(step + 4 * P, p, _largest(value), named, reached, t + 1, P, LANES)
                 j, own, scores, tokens = _choice(tops, values, best - tie, share, P, LANES)
         else:
             scores, tokens = value, lane

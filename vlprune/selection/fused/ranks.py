@@ -1,4 +1,4 @@
-"""From the graph's sums to redundancy, to the tokens the graph keeps, to the tokens Script keeps.
+"""Redundancy from the graph's sums, its ranks, the tokens the graph keeps, and the tokens Script keeps.
 
 The torch functions sort. Here each token counts those below it, which needs no order: n² comparisons are cheap beside
 n² cosines, and every token's count is independent of the others'.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..numerics import TIE
 from .cosines import tile
-from .device_errors import tell
+from .device_errors import BAD_SCORES, write_fault
 from .launch import blocks, launch, power
 
 
@@ -54,7 +54,7 @@ def _rank(scores, rank, word, n, tie, CHECK: tl.constexpr, BLOCK: tl.constexpr, 
     value = tl.load(scores + base + i, mask=i < n, other=0.0)
     if CHECK:
         good = tl.abs(value) < float("inf")
-        tell(word, (i < n) & (good == 0), 7, b, i)
+        write_fault(word, (i < n) & (good == 0), BAD_SCORES, b, i)
         value = tl.where(good, value, 0.0)
     counts = tl.zeros([BLOCK, CHUNK], tl.int32)
     lower = tl.full([BLOCK, CHUNK], float("-inf"), tl.float32)
@@ -154,7 +154,7 @@ def score(parts: Tensor, side: Tensor, tau: float, gamma: float, graph: str, spl
 
 
 def rank(scores: Tensor, word: Tensor | None = None) -> Tensor:
-    """(B, n) int32 for `survivors` and `fuse`; `word` if the scores are to be checked."""
+    """Ranks (B, n) int32 for `survivors` and `fuse`; `word` if the scores are to be checked."""
     B, n = scores.shape
     ranks = torch.empty(B, n, dtype=torch.int32, device=scores.device)
     tensors = (scores, ranks, scores if word is None else word)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vlprune.types import Selection
 
-from . import device_errors as report
+from .device_errors import fault_word
 
 SMALL = 1 << 26
 """Bytes of features and kernel matrix up to which a selection is replayed."""
@@ -66,7 +66,7 @@ def replayed(
     shapes = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors.values()]
     key = (torch._C._cuda_getCurrentRawStream(index), index, *settings.values(), *shapes)
     with _lock:  # inputs must not change between copy and replay
-        report.word(x.device)
+        fault_word(x.device)
         kind = _kinds.get(key)
         if kind is None:  # the first call compiles the kernels, which cannot be recorded
             _kinds[key] = Kind()

@@ -1,4 +1,4 @@
-"""What is known of each token by itself, as a table of planes (4, B, n) float32, from one pass over the features.
+"""The table of each token's own numbers, (4, B, n) float32, from one pass over the features.
 
 The planes are 1/length (0 for a zero vector), its weight in the kernel, the kernel's diagonal, and relevance.
 
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..numerics import TIE
-from .device_errors import tell
+from .device_errors import BAD_FEATURES, BAD_QUERY, BAD_RELEVANCE, EMPTY_MASK, write_fault
 from .launch import blocks, launch, power
 
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
@@ -37,8 +37,8 @@ def _pool(query, mask, pooled, word, length, d, MASKED: tl.constexpr, BL: tl.con
     mean = total / tl.maximum(count, 1)
     good = tl.abs(mean) < float("inf")
     tl.store(pooled + b * d + at, tl.where(good, mean, 0.0).to(tl.float32), mask=at < d)
-    tell(word, (at < d) & (good == 0), 2, b, at)
-    tell(word, (at < d) & (count == 0), 3, b, at)
+    write_fault(word, (at < d) & (good == 0), BAD_QUERY, b, at)
+    write_fault(word, (at < d) & (count == 0), EMPTY_MASK, b, at)
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def _measure(
     length = tl.sqrt(square)
     good = length < float("inf")
     divisor = tl.maximum(length, TINY).to(tl.float32)
-    tell(word, mine & (good == 0), 1, b, i)
+    write_fault(word, mine & (good == 0), BAD_FEATURES, b, i)
     inverse = tl.where(good & (length > 0), tl.div_rn(tl.zeros_like(divisor) + 1.0, divisor), 0.0)
     tl.store(table + here, inverse, mask=mine)
     if QUERY:
@@ -92,7 +92,7 @@ def _measure(
     if GIVEN:
         r = tl.load(given + here, mask=mine, other=0.0)
         fine = (r >= 0) & (r < float("inf"))
-        tell(word, mine & (fine == 0), 4, b, i)
+        write_fault(word, mine & (fine == 0), BAD_RELEVANCE, b, i)
         size = tl.num_programs(1).to(tl.int64) * n
         _weigh(table + size + here, size, tl.where(fine, r, 0.0), inverse, mine, ROOT)
 

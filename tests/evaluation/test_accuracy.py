@@ -1,14 +1,14 @@
 """`vlprune eval`: tables that agree with the answers, runs that go on, refusals that teach."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from vlprune.evaluation import answers as bench_module
-from vlprune.evaluation.questions import pocket_items
-from vlprune.evaluation.stats import wilson
+from tests.support.evaluation_runs import read_lines, write_questions
+from vlprune.evaluation import answers
+from vlprune.evaluation.questions import pocket_questions
+from vlprune.evaluation.stats import wilson_interval
 from vlprune.methods import list_methods
 
 ALL = [*list_methods(), "script:fusion=supplement"]
@@ -19,12 +19,7 @@ def forbidden(monkeypatch):
     def ask(*arguments):
         raise AssertionError("nothing is left to ask")
 
-    return lambda: monkeypatch.setattr(bench_module, "_ask", ask)
-
-
-def lines_of(folder, cell):
-    file = Path(folder, "answers", re.sub(r"[^\w.=@+-]", "_", cell) + ".jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return lambda: monkeypatch.setattr(answers, "_answer_batch", ask)
 
 
 def test_every_method_is_scored_and_the_oracle(program, forbidden):
@@ -33,14 +28,14 @@ def test_every_method_is_scored_and_the_oracle(program, forbidden):
     assert code == 0, err
     found = json.loads(Path("run/result.json").read_text())
     assert list(found["data"]["scores"]) == ["all tokens", *(f"{name}@16" for name in ALL), "oracle@16"]
-    truth = {item.number: item for item in pocket_items("validation", 1)}
+    truth = {question.number: question for question in pocket_questions("validation", 1)}
     for cell, score in found["data"]["scores"].items():
-        lines = lines_of("run", cell.replace(" ", "_"))
+        lines = read_lines("run", cell.replace(" ", "_"))
         right = sum(line["answer"] == truth[line["q"]].answers[0] for line in lines)
         assert sorted(line["q"] for line in lines) == sorted(truth)
         assert sum(score["right"].values()) == right
         assert score["accuracy"] == right / 6
-        assert score["interval"] == list(wilson(right, 6))
+        assert score["interval"] == list(wilson_interval(right, 6))
     assert found["data"]["scores"]["script@16"]["entering"] == 16
     rows = found["tables"][0]["rows"]
     assert len(rows) == len(found["data"]["scores"])
@@ -90,22 +85,8 @@ def test_refusals(program, words, says):
     assert not Path("runs").exists()
 
 
-def picture_file(folder, match="red"):
-    """Scenes of the pocket world as PNG files with their questions."""
-    items = pocket_items("validation", 1)
-    for item in items:
-        item.image().save(folder / f"{item.group.replace('/', '-')}.png")
-    lines = [
-        {"image": f"{i.group.replace('/', '-')}.png", "question": i.text, "answer": i.answers[0], "kind": i.kind}
-        for i in items
-    ]
-    path = folder / "data.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    return path
-
-
 def test_a_file_of_one_s_own_scores_as_the_same_scenes_do(program, tmp_path):
-    data = picture_file(tmp_path)
+    data = write_questions(tmp_path)
     some = ("--methods", "script,uniform_grid", "--keep", 16)
     assert program("eval", "--split", "validation", "--questions", 1, *some, "--out", "drawn")[0] == 0
     code, _, err = program("eval", "--data", data, *some, "--out", "filed")
@@ -122,7 +103,7 @@ def test_a_file_of_one_s_own_scores_as_the_same_scenes_do(program, tmp_path):
 
 @pytest.mark.parametrize("kind", ["checkpoint", "untemplated"])
 def test_another_model_on_a_file(program, tmp_path, request, kind):
-    data = picture_file(tmp_path)
+    data = write_questions(tmp_path)
     words = ("--data", data, "--model", request.getfixturevalue(kind), "--keep", "4,99", "--max-new-tokens", 3)
     code, _, err = program("eval", *words, "--match", "contains", "--out", "run")
     assert code == 0, err

@@ -5,9 +5,8 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from tests.support import tiny_llava as tiny
-from vlprune.cuda_graphs.capture import Compiled, direct
-from vlprune.cuda_graphs.graphed import GraphedModel
-from vlprune.pruning.patched_attributes import patched_attributes
+from vlprune.cuda_graphs.capture import CompiledLayers, no_capture
+from vlprune.cuda_graphs.graphed_model import GraphedModel
 
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
 
@@ -18,24 +17,13 @@ def test_one_compilation_for_all_layers(single, device, layers):
     model = tiny.llava(layers=layers).to(device)
     without = model.generate(**single, **GREEDY)
     counter = CompileCounter()
-    with GraphedModel(model, capture=direct) as graphs:
-        graphs._compiled = Compiled(model.get_decoder(), backend=counter)
+    with GraphedModel(model, capture=no_capture) as graphs:
+        graphs._compiled_layers = CompiledLayers(model.get_decoder(), backend=counter)
         for _ in range(3):  # the first prefill makes the cache and is not compiled
             assert torch.equal(model.generate(**single, **GREEDY), without)
     assert counter.frame_count == 2 * 3  # prefill and step: positions, layers, last norm
     assert [layer.self_attn.layer_idx for layer in model.get_decoder().layers] == list(range(layers))
     torch._dynamo.reset()
-
-
-def test_instead():
-    class Thing:
-        pass
-
-    thing = Thing()
-    thing.own = 1
-    with patched_attributes(thing, {"own": 2}), patched_attributes(thing, {"new": 3}):
-        assert (thing.own, thing.new) == (2, 3)
-    assert vars(thing) == {"own": 1}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="on a CPU it takes most of a minute, and a C++ compiler")

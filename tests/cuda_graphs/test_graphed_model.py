@@ -1,5 +1,6 @@
 """`generate` with graphs gives what it gives without, and says so where it runs without."""
 
+import copy
 import functools
 import warnings
 from contextlib import nullcontext
@@ -9,10 +10,9 @@ import torch
 from transformers import DynamicCache
 
 from tests.support import tiny_llava as tiny
-from vlprune import Random, Script, attach, get_method
-from vlprune import cuda_graphs as runtime
-from vlprune.cuda_graphs import capture, session
-from vlprune.cuda_graphs.graphed import GraphedModel
+from vlprune import Random, Script, attach, cuda_graphs, get_method
+from vlprune.cuda_graphs import capture, decoder_graphs
+from vlprune.cuda_graphs.graphed_model import GraphedModel
 
 LENGTHS = {"max_new_tokens": 9, "min_new_tokens": 9}
 GREEDY = {**LENGTHS, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
@@ -48,7 +48,7 @@ def test_same_answers(model, processor, graphed, request, prompt, method):
     with graphed(model) as graphs, pruning(model, processor, method):
         for _ in range(3):
             alike(without, model.generate(**inputs, **GREEDY))
-        assert graphs.graphs == 2  # a prefill and a step
+        assert graphs.graph_count == 2  # a prefill and a step
 
 
 @pytest.mark.parametrize("options", [{}, {"num_return_sequences": 3}, {"top_k": 5, "temperature": 2.0}])
@@ -72,19 +72,19 @@ def test_prompts_of_one_bucket_share_a_graph(model, processor, graphed, device):
     with graphed(model) as graphs, attach(model, Script(keep=6), processor=processor):
         for prompt, expected in zip(prompts, without):
             alike(expected, model.generate(**prompt, **GREEDY))
-            counts.append(graphs.graphs)
+            counts.append(graphs.graph_count)
     assert counts == [2, 2, 2, 3]
 
 
 def test_buckets():
     lengths = [*range(1, 2000), 2992, 10881]
     for length in lengths:
-        assert length <= session.bucket(length) <= session.capacity(length)
-        assert session.bucket(session.bucket(length)) == session.bucket(length)
+        assert length <= decoder_graphs.bucket(length) <= decoder_graphs.capacity(length)
+        assert decoder_graphs.bucket(decoder_graphs.bucket(length)) == decoder_graphs.bucket(length)
 
 
 def test_other_batches_and_lengths(model, processor, graphed, single, ragged):
-    """Sessions of other sizes do not disturb each other."""
+    """Graphs of other sizes do not disturb each other."""
     calls = [(single, 3), (ragged, 3), (single, 400), (single, 3)]
     settings = [dict(GREEDY, max_new_tokens=new, min_new_tokens=3) for _, new in calls]
     without = [model.generate(**inputs, **options) for (inputs, _), options in zip(calls, settings)]
@@ -143,7 +143,7 @@ def test_what_is_not_covered_runs_as_before(model, processor, graphed, single, o
         with pytest.warns(UserWarning, match=f"vlprune: without CUDA graphs: .*{reason}"):
             assert torch.equal(answer(), without)
         assert torch.equal(answer(), without)  # and warns once: a second warning would be an error
-        assert graphs.graphs == 0
+        assert graphs.graph_count == 0
 
 
 @pytest.mark.parametrize("name", ["fastv", "pyramiddrop"])
@@ -154,7 +154,7 @@ def test_methods_inside_the_llm_run_as_before(model, processor, graphed, ragged,
     with graphed(model) as graphs, attach(model, method, processor=processor):
         with pytest.warns(UserWarning, match="hooks into the decoder's layers"):
             result = model.generate(**ragged, **GREEDY)
-        assert graphs.graphs == 0
+        assert graphs.graph_count == 0
     assert torch.equal(result.sequences, without.sequences)
 
 
@@ -169,7 +169,7 @@ def test_autocast_is_not_covered(model, graphed, single, device):
     with graphed(model) as graphs, torch.autocast(device.type, torch.bfloat16):
         with pytest.warns(UserWarning, match="autocast is on"):
             model.generate(**single, **GREEDY)
-        assert graphs.graphs == 0
+        assert graphs.graph_count == 0
 
 
 def test_on_a_cpu(weights, single):
@@ -184,10 +184,10 @@ def test_direct_calls_are_left_alone(model, processor, graphed, single):
     without = model(**single, labels=labels)
     with graphed(model) as graphs:
         model.generate(**single, **GREEDY)
-        held = graphs.graphs
+        held = graphs.graph_count
         result = model(**single, labels=labels)
         result.loss.backward()
-        assert graphs.graphs == held
+        assert graphs.graph_count == held
     torch.testing.assert_close(result.loss, without.loss)
 
 
@@ -213,7 +213,7 @@ def test_a_nan_does_not_outlive_its_call(model, graphed, single):
     without = model.generate(**single, **GREEDY)
     with graphed(model) as graphs:
         model.generate(**single, **GREEDY)
-        for held in graphs._sessions.values():
+        for held in graphs._decoder_graphs.values():
             for layer in held.cache.layers:
                 layer.keys.fill_(float("nan"))
                 layer.values.fill_(float("nan"))
@@ -229,7 +229,7 @@ def test_weights_that_change(model, graphed, single):
         layer = model.model.language_model.layers[1].mlp
         layer.down_proj.weight = torch.nn.Parameter(-layer.down_proj.weight)  # elsewhere: they are made anew
         moved = model.generate(**single, **GREEDY)
-        assert graphs.graphs == 2
+        assert graphs.graph_count == 2
     alike(model.generate(**single, **GREEDY), moved)
     layer.down_proj.weight = torch.nn.Parameter(-layer.down_proj.weight)
     alike(model.generate(**single, **GREEDY), inside)
@@ -273,18 +273,24 @@ def test_the_model_is_given_back(model, processor, graphed, single):
         graphed(model)
 
 
+def test_a_copy_of_the_model(model, graphed, single):
+    with graphed(model):
+        expected = model.generate(**single, **GREEDY)
+        alike(expected, copy.deepcopy(model).generate(**single, **GREEDY))
+
+
 @pytest.mark.parametrize("graphs", [True, "compile"])
 def test_attach(model, processor, single, monkeypatch, device, graphs):
     if device.type != "cuda":  # the same, but for the capture and the compiler
-        make = functools.partial(GraphedModel, capture=capture.direct)
-        monkeypatch.setattr("vlprune.cuda_graphs.graphed.GraphedModel", make)
-        eager = functools.partialmethod(capture.Compiled.__init__, backend="eager")
-        monkeypatch.setattr(capture.Compiled, "__init__", eager)
+        make = functools.partial(GraphedModel, capture=capture.no_capture)
+        monkeypatch.setattr("vlprune.cuda_graphs.graphed_model.GraphedModel", make)
+        eager = functools.partialmethod(capture.CompiledLayers.__init__, backend="eager")
+        monkeypatch.setattr(capture.CompiledLayers, "__init__", eager)
     with attach(model, Script(keep=5), processor=processor):
         without = model.generate(**single, **GREEDY)
     with attach(model, Script(keep=5), processor=processor, cuda_graphs=graphs) as pruner:
         alike(without, model.generate(**single, **GREEDY))
-        assert pruner.cuda_graphs.graphs == 2
+        assert pruner.cuda_graphs.graph_count == 2
         assert pruner.last.after == 5
     assert "forward" not in model.get_decoder().__dict__
 
@@ -294,4 +300,4 @@ def test_wrong_input(model):
         attach(model, Random(keep=4), cuda_graphs="fast")
     assert "generate" not in model.__dict__
     with pytest.raises(TypeError, match="a Linear: graphs need"):
-        runtime.GraphedModel(torch.nn.Linear(1, 1))
+        cuda_graphs.GraphedModel(torch.nn.Linear(1, 1))

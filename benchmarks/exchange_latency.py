@@ -1,4 +1,4 @@
-"""What one exchange of words between programs costs on this GPU: the floor of a greedy step that they share."""
+"""Latency of one exchange of words between the programs of the greedy kernel, on this GPU: the floor of its steps."""
 
 import statistics
 
@@ -6,17 +6,17 @@ import torch
 import triton
 import triton.language as tl
 
-from vlprune.selection.fused.greedy import _exchange
+from vlprune.selection.fused.greedy import exchange
 
 
 @triton.jit
-def _ping(slots, steps, P, LANES: tl.constexpr):
+def _exchange_loop(slots, steps, P, LANES: tl.constexpr):
     for t in range(steps):
-        _exchange(slots + (t % 2) * 2 * P, tl.program_id(0), 0.0 * t, 0 * t, 0.0 * t, t + 1, P, LANES)
+        exchange(slots + (t % 2) * 2 * P, tl.program_id(0), 0.0 * t, 0 * t, 0.0 * t, t + 1, P, LANES)
 
 
 def exchange_ms(P: int, warps: int = 4, steps: int = 500) -> float:
-    """Milliseconds an exchange between P programs takes; 0 if there is nobody to talk to."""
+    """Milliseconds of an exchange between P programs, median of seven launches; 0 for a single program."""
     if P == 1:
         return 0.0
     times = []
@@ -25,7 +25,7 @@ def exchange_ms(P: int, warps: int = 4, steps: int = 500) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         lanes = max(triton.next_power_of_2(P), 32 * warps)
         start.record()
-        _ping[(P,)](slots, steps, P, LANES=lanes, num_warps=warps, launch_cooperative_grid=True)
+        _exchange_loop[(P,)](slots, steps, P, LANES=lanes, num_warps=warps, launch_cooperative_grid=True)
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))

@@ -1,4 +1,4 @@
-"""One `generate`, and all that it cost."""
+"""What one `generate` costs: tokens, operations, bytes and seconds."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor
 
 from vlprune.measure.flops import Flops, LLMShape, llm_flops
 from vlprune.measure.latency import Clock, Latency
-from vlprune.measure.memory import cache_bytes
+from vlprune.measure.memory import kv_cache_bytes
 from vlprune.models import family_of
 from vlprune.record import Record
 
 
 @dataclass(frozen=True)
-class Run:
-    """`new` (B, new tokens) are the generated ids.
+class GenerationCost:
+    """The generated ids `new_ids` (B, new tokens), and what they cost.
 
     `prompt_tokens` entered the LLM, per row; `visual_tokens` are the visual ones among them, in all rows together;
     `flops` is None for a decoder whose formula is not known, and for a batch that loses tokens inside the LLM.
     """
 
-    new: Tensor
+    new_ids: Tensor
     prompt_tokens: int
     visual_tokens: int
     flops: Flops | None
@@ -32,8 +32,8 @@ class Run:
 
 def measure_generate(
     model: Any, inputs: dict[str, Any], *, pruner: Any = None, repeats: int = 1, warmup: int = 0, **options: Any
-) -> Run:
-    """Run `model.generate(**inputs, **options)`, greedy unless told otherwise, and say what it cost.
+) -> GenerationCost:
+    """Run `model.generate(**inputs, **options)`, greedy unless told otherwise, and measure its cost.
 
     `inputs` come from the processor; `pruner` is the one attached to the model, if any (give it `cache_bytes=0` to time
     the tower in every run). The seconds are medians over `repeats`, after `warmup` runs that do not count. Beams are
@@ -61,21 +61,27 @@ def measure_generate(
             output = model.generate(**inputs, **options)
         times.append(clock.latency)
     ids = inputs["input_ids"]
-    new = output.sequences[:, ids.shape[1] :]
+    new_ids = output.sequences[:, ids.shape[1] :]
     batch, prompt = clock.prompt
     records = pruner.records if pruner is not None else []
-    family = pruner.family if pruner is not None else family_of(model)
-    visual = sum(int((ids == stream.placeholder).sum()) for stream in family.streams(model))
-    visual -= sum(one.before - one.entering + one.structure[0] - one.structure[1] for one in records)
+    visual = count_visual_tokens(model, ids, pruner)
     flops = None
     if LLMShape.knows(model) and (batch == 1 or not any(record.stages for record in records)):
-        flops = llm_flops(model, layer_lengths(model, prompt, records), new.shape[1], batch=batch)
-    held = cache_bytes(output.past_key_values)
-    return Run(new, prompt, visual, flops, held, Latency.median(times))
+        flops = llm_flops(model, layer_lengths(model, prompt, records), new_ids.shape[1], batch=batch)
+    kv_bytes = kv_cache_bytes(output.past_key_values)
+    return GenerationCost(new_ids, prompt, visual, flops, kv_bytes, Latency.median(times))
+
+
+def count_visual_tokens(model: Any, ids: Tensor, pruner: Any = None) -> int:
+    """The visual tokens, structural ones included, of the prompts `ids` that entered the LLM in the last call."""
+    family = pruner.family if pruner is not None else family_of(model)
+    records = pruner.records if pruner is not None else []
+    whole = sum(int((ids == modality.placeholder).sum()) for modality in family.modalities(model))
+    return whole - sum(one.before - one.entering + one.structure[0] - one.structure[1] for one in records)
 
 
 def layer_lengths(model: Any, prompt: int, records: list[Record]) -> list[int]:
-    """What each layer of the LLM sees of one prompt that enters it with `prompt` tokens.
+    """How many tokens each layer of the LLM sees of one prompt that enters it with `prompt` tokens.
 
     >>> import torch
     >>> from vlprune.measure import LLMShape

@@ -1,58 +1,11 @@
-"""What the program prints and writes when all is well."""
+"""`vlprune ask`: what it prints and writes when all is well."""
 
 import json
-import subprocess
-import sys
 
-import pytest
 import torch
 from PIL import Image
 
-import vlprune
 from vlprune import Script, attach, pocket
-
-
-def program(*arguments, module="vlprune"):
-    return subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=120)
-
-
-def test_help_teaches_and_loads_nothing_heavy():
-    """What makes --help quick is what it does not load."""
-    done = program("--help")
-    assert done.returncode == 0
-    for word in ("ask", "compare", "demo", "methods", "models", "Start with"):
-        assert word in done.stdout
-    heavy = (
-        "import sys, vlprune.cli; print(*{'torch', 'transformers', 'matplotlib', 'numpy', 'PIL'} & set(sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True).stdout.strip() == ""
-
-
-def test_version_and_module(run):
-    assert run("--version") == (0, f"vlprune {vlprune.__version__}\n", "")
-    assert program("--version").stdout == f"vlprune {vlprune.__version__}\n"
-
-
-def test_no_arguments_show_the_help(run):
-    code, out, err = run()
-    assert (code, err) == (0, "")
-    assert "Usage: vlprune" in out
-
-
-def test_exit_code_of_the_program():
-    done = program("ask", "none.png", "what?")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "vlprune: there is no file 'none.png'.\n"
-
-
-def test_methods_and_models(run):
-    code, out, _ = run("methods")
-    assert code == 0
-    for word in (*vlprune.list_methods(), "tau=0.3"):
-        assert word in out
-    code, out, _ = run("models")
-    assert code == 0
-    assert "LlavaForConditionalGeneration" in out
 
 
 def test_ask_a_checkpoint(run, photo, checkpoint):
@@ -143,60 +96,12 @@ def test_keep_all_answers_as_the_plain_model(run, tmp_path):
         assert json.loads(out)["answer"] == processor.batch_decode(plain, skip_special_tokens=True)[0].strip()
 
 
-@pytest.fixture
-def scene_size():
-    (scene,) = pocket.scenes("test", 1)
-    return len(pocket.questions(scene))
-
-
-def test_demo(run, tmp_path, scene_size):
-    code, out, err = run("demo", "--repeats", "1")
-    assert (code, err) == (0, "")
-    for piece in ("all 576", "64 of 576", "truth", "✓", "LLM FLOPs", "KV bytes", "vision", "prefill", "decode"):
-        assert piece in out
-    assert "wrote vlprune-demo.png" in out
-    assert Image.open(tmp_path / "vlprune-demo.png").size[0] > 900
-    assert out.count("?") == scene_size
-
-
-def test_demo_as_json(run, tmp_path, scene_size):
-    code, out, err = run(
-        "demo", "--repeats", "1", "--json", "--out", "kept.svg", "--keep", "0.25", "--method", "dpp_only"
-    )
-    assert (code, err) == (0, "")
-    found = json.loads(out)["questions"]
-    assert len(found) == scene_size
-    for row in found:
-        assert row["all"]["right"] == (row["all"]["answer"] == row["truth"])
-        assert row["all"]["visual_tokens"] == 576
-        assert row["kept"]["visual_tokens"] == 144
-        for part in ("prefill", "decode"):
-            assert row["kept"]["llm_flops"][part] < row["all"]["llm_flops"][part]
-        assert row["kept"]["kv_bytes"] < row["all"]["kv_bytes"]
-        assert row["kept"]["seconds"]["selection"] > row["all"]["seconds"]["selection"] == 0
-    assert sum(row["all"]["right"] for row in found) >= len(found) - 1
-    assert "<svg" in (tmp_path / "kept.svg").read_text()
-
-
 def test_an_answer_is_printed_as_it_is(run, photo, checkpoint, monkeypatch):
     """Square brackets are not markup."""
-    from vlprune.cli import app as cli
-
-    monkeypatch.setattr(cli, "decoded", lambda loaded, run: "[red]stop[/red]")
+    monkeypatch.setattr("vlprune.cli.ask.decode_answer", lambda loaded, run: "[red]stop[/red]")
     code, out, _ = run("ask", photo, "what is it ?", "--model", checkpoint, "--keep", "4")
     assert code == 0
     assert out.startswith("[red]stop[/red]\n")
-
-
-def test_ctrl_c(run, photo, monkeypatch):
-    from vlprune.cli import app as cli
-
-    def stop(*args, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "load", stop)
-    code, _, _ = run("ask", photo, "what is it ?")
-    assert code == 130
 
 
 def test_nothing_is_left_on_the_model(run, photo, checkpoint):
@@ -205,22 +110,3 @@ def test_nothing_is_left_on_the_model(run, photo, checkpoint):
     before = torch.random.get_rng_state()
     run("ask", photo, "what is it ?", "--model", checkpoint, "--keep", "4", "--json")
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-def test_a_bar_while_decoding(film, monkeypatch):
-    """Where somebody looks; what is piped elsewhere stays clean."""
-    import io
-    from pathlib import Path
-
-    from vlprune.cli import app as cli
-
-    class Screen(io.StringIO):
-        looked_at = True
-
-        def isatty(self):
-            return self.looked_at
-
-    for Screen.looked_at in (True, False):
-        monkeypatch.setattr(sys, "stderr", Screen())
-        assert len(cli._video(Path(film), 4).frames) == 4
-        assert ("decoding film.mp4" in sys.stderr.getvalue()) == Screen.looked_at

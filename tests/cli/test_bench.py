@@ -1,0 +1,62 @@
+"""`vlprune bench`: its table and files, and what it refuses."""
+
+import json
+
+import pytest
+
+from vlprune import Budget, get_method
+from vlprune.cli.app import main
+
+
+def test_the_command(tmp_path, capsys):
+    figures, table = tmp_path / "bench.json", tmp_path / "bench.md"
+    command = [
+        "bench",
+        "--methods",
+        "script,random",
+        "--keep",
+        "64,0.5",
+        "--repeats",
+        "2",
+        "--new",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--json", str(figures), "--markdown", str(table)])
+    assert stop.value.code == 0
+    found = json.loads(figures.read_text())
+    assert [row["visual_tokens"] for row in found["rows"]] == [576, 64, 288, 64, 288]
+    assert {"device", "torch", "transformers", "vlprune", "conventions", "repeats"} <= set(found)
+    assert "script, keep=64" in table.read_text()
+    assert "random, keep=0.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--methods", "scrip"], "did you mean 'script'"),
+        (["--methods", ","], "name at least one"),
+        (["--keep", "0"], "at least one token"),
+        (["--keep", "600", "--repeats", "1", "--device", "cpu"], "only 576 visual tokens"),
+        (["--per-frame", "4", "--repeats", "1", "--device", "cpu"], "per_tile"),
+        (["--random-weights", "--model", "llava-7b"], "did you mean 'llava-1.5-7b'"),
+        (["--json", "/no/such/folder/x.json"], "there is no folder"),
+    ],
+)
+def test_refusals(options, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", *options])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_budgets_per_part():
+    from vlprune.cli.bench import parse_methods
+
+    methods = parse_methods("script, random", "64", 32, None)
+    assert [method.keep for method in methods] == [64, Budget(per_tile=32)] * 2
+    assert [method.keep for method in parse_methods("script", None, None, None)] == [get_method("script").keep]

@@ -1,0 +1,47 @@
+"""The efficiency table as it is printed."""
+
+import math
+
+from vlprune.measure.efficiency_report import EfficiencyReport, Row, Spread
+
+
+def made(method, seconds, selection=0.0):
+    spread = Spread(seconds, seconds, seconds)
+    chosen, first = Spread(selection, selection, selection), seconds + selection
+    return Row(
+        method,
+        False,
+        576,
+        640,
+        10**12,
+        2 * 10**12,
+        spread,
+        chosen,
+        chosen,
+        spread,
+        Spread(first, first, first),
+        None,
+        2**25,
+        None,
+    )
+
+
+def test_the_ratio_is_that_of_the_first_token():
+    about = dict.fromkeys(("model", "device", "dtype", "batch", "new_tokens", "repeats", "torch", "transformers"), "x")
+    report = EfficiencyReport([made("all tokens", 0.09), made("script", 0.02, 0.01)], about)
+    titles, *rows = report.cells()
+    whole, pruned = (dict(zip(titles, cells)) for cells in rows)
+    assert (whole["first token faster"], pruned["first token faster"]) == ("", "3.00×")
+    assert pruned["first token ms"].startswith("30.0")
+    assert (whole["selection ms"], pruned["selection ms"]) == ("", "10.0\n10.0–10.0")
+    assert (whole["MACs (paper)"], whole["FLOPs (prefill)"], whole["KV MiB"]) == ("2 T", "1 T", "32")
+    assert "peak MiB" not in titles  # nobody knows it
+    table = [line for line in report.to_markdown().splitlines() if line.startswith("|")]
+    assert len(table) == 4
+    assert len({line.count("|") for line in table}) == 1
+
+
+def test_spread():
+    spread = Spread.of([float(i) for i in range(1, 102)])
+    assert (spread.low, spread.median, spread.high) == (26, 51, 76)
+    assert math.isclose(Spread.of([1.0, 2.0]).median, 1.5)

@@ -1,0 +1,52 @@
+"""`vlprune demo`: a drawn scene and the model that comes with vlprune."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vlprune.cli.files import check_picture_path, write_picture
+from vlprune.cli.options import DEFAULT_KEEP, AsJson, Device, Force, Keep, MethodName, Settings, parse_method
+from vlprune.cli.terminal import console
+from vlprune.evaluation.load_model import load_model
+
+
+def demo(
+    scene: Annotated[int, typer.Option(min=0, help="Which scene of the test split to draw.")] = 0,
+    method: MethodName = "script",
+    keep: Keep = str(DEFAULT_KEEP),
+    settings: Settings = None,
+    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("vlprune-demo.png"),
+    force: Force = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each question is timed.")] = 3,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """See it at work on the model that comes with vlprune.
+
+    Draws a scene, asks about it with all tokens and with few, prints answers and costs, and writes a picture of what
+    was kept, and why.
+    """
+    from vlprune.evaluation.demo import run_demo
+
+    target = check_picture_path(out, force=force)
+    chosen = parse_method(method, keep, settings)
+    loaded = load_model("pocket", None, device)
+    result = run_demo(loaded, chosen, scene, repeats)
+    write_picture(target, **result.picture())
+    if as_json:
+        found = {"scene": result.scene.name, "method": chosen.name, "keep": keep if "+" in method else chosen.keep}
+        print(json.dumps({**found, "questions": [answer.to_json() for answer in result.answers]}, indent=2))
+        return
+    from vlprune.cli.tables import answer_table, cost_table, median_costs
+
+    questions = [(answer.question.text, answer.question.answer) for answer in result.answers]
+    costs = [answer.costs for answer in result.answers]
+    visual, kept = (cost.visual_tokens for cost in costs[0])
+    titles = (f"all {visual}", f"{kept} of {visual}")
+    console().print(answer_table(questions, [answer.answers for answer in result.answers], titles))
+    console().print(cost_table([(title, median_costs([pair[i] for pair in costs])) for i, title in enumerate(titles)]))
+    print(f"wrote {target}")

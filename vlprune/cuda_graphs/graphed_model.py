@@ -1,0 +1,242 @@
+"""CUDA graphs for `generate`: it is handed our cache, and a decoder that is called with that cache replays a graph."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+
+from vlprune.cuda_graphs.capture import Capture, CompiledLayers, CudaGraphCapture, inspect_module
+from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs, NotCovered, capacity
+from vlprune.cuda_graphs.fused_modules import FusedModules
+from vlprune.cuda_graphs.vision_tower import find_towers, tower_forward
+from vlprune.pruning.generate import has_pruner
+
+#: Pairs of batch size and cache size whose graphs and caches are kept.
+MAX_SIZES = 4
+
+
+class GraphedModel:
+    """Makes `model.generate` run its LLM as CUDA graphs, until `close()` or the end of the `with`.
+
+    Greedy and sampled answers, of any batch, padded or not. The first call of a new shape captures its graphs; prompts
+    whose lengths fall into one bucket share one. What is not covered runs as before, with one warning that says
+    why. With `compile=True` the decoder's layers are compiled before they are captured.
+
+    Example:
+        with GraphedModel(model):
+            out = model.generate(**inputs, max_new_tokens=20)
+    """
+
+    def __init__(self, model: Any, *, compile: bool = False, capture: Capture | None = None) -> None:
+        for name in ("_prepare_cache_for_generation", "get_decoder"):
+            if not hasattr(model, name):
+                raise TypeError(f"model is a {type(model).__name__}: graphs need a transformers model that generates.")
+        self._model, self._decoder = model, model.get_decoder()
+        if hasattr(self._decoder.__dict__.get("forward"), "graphed") or has_pruner(model):
+            raise RuntimeError(
+                "model already has graphs or a pruner: close that first, or attach(..., cuda_graphs=True)."
+            )
+        self._capture = capture
+        self._compiled_layers = CompiledLayers(self._decoder) if compile else None
+        self._fused_modules: FusedModules | None = None
+        self._decoder_graphs: OrderedDict[Hashable, DecoderGraphs] = OrderedDict()  # by batch size and cache size
+        self._active: DecoderGraphs | None = None  # those of the `generate` that runs now
+        self._warned: set[str] = set()
+        self._capture_failure: str | None = None
+        self._captured_weights: Hashable = None
+        self._patched: list[tuple[Any, str, Any]] = []
+        self._original_forward: Callable[..., Any] = self._decoder.forward
+        self._patch(self._decoder, "forward", self._wrap_forward(self._original_forward))
+        for tower in find_towers(model):
+            forward = tower_forward(tower, tower.forward, self._get_capture, self._stop_capturing)
+            self._patch(tower, "forward", forward)
+        prepare = functools.partial(self._prepare_cache, model._prepare_cache_for_generation)
+        self._patch(model, "_prepare_cache_for_generation", prepare)
+        self._patch(model, "generate", self._wrap_generate(model.generate))
+
+    def _patch(self, thing: Any, name: str, value: Any) -> None:
+        """Give a module an attribute of its own until `close`. No context is held open: models are deep-copied."""
+        self._patched.append((thing, name, thing.__dict__.get(name)))
+        thing.__dict__[name] = value
+
+    def __enter__(self) -> GraphedModel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Restore the model, and free the graphs and their memory."""
+        for thing, name, before in reversed(self._patched):
+            if before is None:
+                thing.__dict__.pop(name, None)
+            else:
+                thing.__dict__[name] = before
+        self._patched = []
+        self._decoder_graphs.clear()
+
+    @property
+    def graph_count(self) -> int:
+        """How many graphs of the decoder are held."""
+        return sum(graphs.graph_count for graphs in self._decoder_graphs.values())
+
+    # --- what takes the place of the model's own functions ---
+
+    def _wrap_generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            try:
+                output = original(*args, **kwargs)
+            finally:
+                active, self._active = self._active, None
+            if active is not None and getattr(output, "past_key_values", None) is active.cache:
+                output.past_key_values = active.cache.to_dynamic(self._decoder.config)  # the next call overwrites ours
+            return output
+
+        return generate
+
+    def _prepare_cache(
+        self,
+        original: Callable[..., Any],
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> Any:
+        """Hand `generate` our cache, or, where graphs do not cover the call, the one that transformers makes."""
+        weights, hooked = inspect_module(self._decoder)
+        reason = self._reason_against_graphs(generation_config, model_kwargs, generation_mode, hooked)
+        if reason is None:
+            batch = batch_size * (generation_config.num_return_sequences or 1)
+            self._active = self._graphs_for(batch, capacity(max_cache_length), weights)
+            self._active.reset()
+            model_kwargs["past_key_values"] = self._active.cache
+            return None
+        self._warn(reason)
+        return original(generation_config, model_kwargs, generation_mode, batch_size, max_cache_length)
+
+    def _wrap_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        from transformers.modeling_outputs import BaseModelOutputWithPast
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            active = self._active
+            if active is None or args or kwargs.get("past_key_values") is not active.cache or self._capture_failure:
+                return original(*args, **kwargs)
+            try:
+                with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
+                    hidden = active.run(kwargs)
+            except NotCovered as reason:
+                self._warn(str(reason))
+                return original(*args, **kwargs)
+            except RuntimeError as error:
+                self._stop_capturing(error)
+                return original(*args, **kwargs)
+            return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=active.cache)
+
+        forward.graphed = self  # type: ignore[attr-defined]
+        return forward
+
+    # --- graphs ---
+
+    def _graphs_for(self, batch: int, slots: int, weights: Hashable) -> DecoderGraphs:
+        """The decoder's graphs for these sizes; all are made anew where weights have moved since the last call."""
+        if self._fused_modules is None or self._captured_weights != weights:
+            self._decoder_graphs.clear()
+            with torch.inference_mode(False):
+                self._fused_modules = FusedModules(self._decoder)
+            self._captured_weights = inspect_module(self._decoder).weight_addresses  # fusing has moved them
+        key = (batch, slots)
+        if key not in self._decoder_graphs:
+            while len(self._decoder_graphs) >= MAX_SIZES:
+                self._decoder_graphs.popitem(last=False)
+            capture = self._get_capture()
+            assert capture is not None
+            with torch.inference_mode(False):
+                self._decoder_graphs[key] = DecoderGraphs(
+                    self._decoder,
+                    self._original_forward,
+                    batch,
+                    slots,
+                    self._model.device,
+                    capture,
+                    self._fused_modules,
+                    self._compiled_layers,
+                )
+        self._decoder_graphs.move_to_end(key)
+        return self._decoder_graphs[key]
+
+    def _get_capture(self) -> Capture | None:
+        """How to capture; None where it cannot be done."""
+        if self._capture_failure is not None:
+            return None
+        if self._capture is None and self._model.device.type == "cuda":
+            self._capture = CudaGraphCapture(self._model.device)
+        return self._capture
+
+    def _stop_capturing(self, error: Exception) -> None:
+        """Run without graphs from now on."""
+        self._capture_failure = f"they could not be captured ({(str(error).splitlines() or [''])[0]})"
+        self._warn(self._capture_failure)
+
+    # --- what is covered ---
+
+    def _reason_against_graphs(self, config: Any, kwargs: dict[str, Any], mode: Any, hooked: bool) -> str | None:
+        """Why this call of `generate` must run without graphs, None if it need not."""
+        if self._capture_failure is not None:
+            return self._capture_failure
+        if self._get_capture() is None:
+            return f"the model is on the device {self._model.device.type!r}"
+        reasons = chain(_reasons_of_call(config, kwargs, mode), _reasons_of_model(self._model, self._decoder, hooked))
+        return next(reasons, None)
+
+    def _warn(self, reason: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(f"vlprune: without CUDA graphs: {reason}.", stacklevel=2)
+
+
+def _reasons_of_call(config: Any, kwargs: dict[str, Any], mode: Any) -> Iterator[str]:
+    """What in the settings of a call of `generate` graphs do not cover."""
+    mode = str(getattr(mode, "value", mode))
+    if mode not in ("greedy_search", "sample"):
+        yield f"the generation mode is {mode!r}"
+    if getattr(config, "is_assistant", False):
+        yield "the model drafts for itself"
+    if kwargs.get("past_key_values") is not None:
+        yield "past_key_values is passed"
+    if config.use_cache is False:
+        yield "use_cache is False"
+    if config.cache_implementation is not None:
+        yield f"cache_implementation is {config.cache_implementation!r}"
+    if config.prefill_chunk_size is not None:
+        yield "the prompt is read in chunks"
+    if config.output_attentions or config.output_hidden_states:
+        yield "hidden states or attentions are asked for"
+
+
+def _reasons_of_model(model: Any, decoder: Any, hooked: bool) -> Iterator[str]:
+    """What in a model, as it is now, graphs do not cover."""
+    attention = decoder.config._attn_implementation
+    if attention != "sdpa":
+        yield f"the attention is {attention!r}, not 'sdpa'"
+    sliding = set(getattr(decoder.config, "layer_types", None) or ()) - {"full_attention"}
+    if sliding:
+        yield f"the decoder has layers of {', '.join(sorted(sliding))}"
+    rope = str(getattr(getattr(decoder, "rotary_emb", None), "rope_type", ""))
+    if rope in ("dynamic", "longrope"):
+        yield f"the positions' frequencies depend on the prompt (rope {rope!r})"
+    if decoder.training:
+        yield "the model is in training mode"
+    if torch.is_autocast_enabled(model.device.type):
+        yield "autocast is on"
+    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
+        yield "the model is on many devices"
+    if hooked:
+        yield "something hooks into the decoder's layers, as methods that prune there do"

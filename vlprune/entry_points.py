@@ -1,0 +1,31 @@
+"""What installed packages add through entry points, loaded when it is first needed."""
+
+import warnings
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+#: Entry points that were loaded, or failed to load: (group, name, value).
+LOADED: set[tuple[str, str, str]] = set()
+
+
+def load_entry_points(group: str, kind: str, register: Callable[[str, Any], object]) -> None:
+    """Call `register(name, value)` for every entry point of a group that is not loaded yet.
+
+    One that cannot be loaded, or that `register` refuses, does no harm: a warning names it, once, and the others are
+    loaded. `kind` is what the warning calls it, such as "method".
+    """
+    for point in metadata.entry_points(group=group):
+        key = (group, point.name, point.value)
+        if key in LOADED:
+            continue
+        LOADED.add(key)
+        try:
+            register(point.name, point.load())
+        except Exception as error:
+            package = point.dist.name if point.dist is not None else "unknown"
+            reason = f"{type(error).__name__}: {error}".rstrip(".")
+            warnings.warn(
+                f"vlprune: the {kind} {point.name!r} of the package {package!r} cannot be loaded ({reason}).",
+                stacklevel=4,
+            )

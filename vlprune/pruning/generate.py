@@ -1,0 +1,123 @@
+"""Wrap `generate`: the prompt is shortened once, before transformers sees it, and is whole again in the answer."""
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlprune.pruning.call_state import CallState, GenerateCall
+from vlprune.pruning.generation_settings import (
+    PromptStreamer,
+    cache_length,
+    generation_setting,
+    padding_mask,
+    required_token_ids,
+    shift_lengths,
+)
+from vlprune.pruning.layout import layout_of, note_layout, shorten_companions
+from vlprune.pruning.positions import short_position_ids
+from vlprune.pruning.shorten import PromptShortener, ShortPrompt
+
+#: The attribute by which a wrapped `generate` is known.
+MARK = "vlprune"
+
+
+def has_pruner(model: Any) -> bool:
+    """Whether a pruner is attached to the model."""
+    return hasattr(model.__dict__.get("generate"), MARK)
+
+
+def wrap_generate(original: Callable[..., Any], shortener: PromptShortener, state: CallState) -> Callable[..., Any]:
+    """A `generate` that drops visual tokens; `state.generating` is its call while it runs."""
+    names = list(inspect.signature(original).parameters)
+
+    @functools.wraps(original)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        if state.generating is not None:  # the model drafts for itself, inside its own generate
+            state.generating.check_thread()
+            return original(*args, **kwargs)
+        kwargs.update(zip(names, args))
+        inputs = kwargs.pop("inputs", None)
+        if inputs is not None:
+            kwargs["input_ids"] = inputs
+        state.latest = None
+        with torch.no_grad():
+            short, arguments = _start_generate(shortener, state, kwargs)
+        state.latest, state.generating = short, GenerateCall(short)
+        try:
+            output = original(**arguments)
+        finally:
+            state.generating = None
+        return _finish_generate(short, kwargs, output)
+
+    setattr(generate, MARK, True)
+    return generate
+
+
+def _start_generate(
+    shortener: PromptShortener, state: CallState, kwargs: dict[str, Any]
+) -> tuple[ShortPrompt | None, dict[str, Any]]:
+    """The call's short prompt, and the arguments that transformers' `generate` is to be called with.
+
+    The prompt is None where the call has no images and goes on from no short prompt.
+    """
+    cache, model = kwargs.get("past_key_values"), shortener.model
+    arguments = {**kwargs, "disable_compile": True} if shortener.in_llm is not None else kwargs  # hooks on layers
+    if not shortener.has_images(kwargs) and (cache_length(cache) == 0 or layout_of(cache) is None):
+        return None, arguments
+    ids = required_token_ids(kwargs).to(model.device)  # transformers lets prompts stay on the CPU
+    mask = kwargs.get("attention_mask")
+    mask = padding_mask(model, kwargs, ids) if mask is None else mask.to(ids.device)
+    positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+    short = shortener.shorten(ids, mask, kwargs, positions, state.query, state.feature_cache)
+    return short, _short_arguments(shortener, short, ids, mask, positions, arguments)
+
+
+def _short_arguments(
+    shortener: PromptShortener,
+    short: ShortPrompt,
+    ids: Tensor,
+    mask: Tensor,
+    default_positions: Tensor,
+    kwargs: dict[str, Any],
+) -> dict[str, Any]:
+    """The call's arguments for its short prompt in place of `ids` (B, L)."""
+    model, layout, given = shortener.model, short.layout, kwargs.get("position_ids")
+    positions = short_position_ids(model, shortener.positions, layout, mask, given, default_positions)
+    changed = shortener.without_images(kwargs)
+    changed.update(shorten_companions(changed, layout, mask, ids.shape))
+    if positions is not None:
+        changed["position_ids"] = positions
+    changed["attention_mask"] = layout.mask
+    pad = generation_setting(model, kwargs, "pad_token_id")
+    filler = pad if isinstance(pad, int) else 0
+    short_ids = layout.gather(layout.ids)
+    for placeholder in shortener.placeholders if layout.fillers else ():
+        short_ids = short_ids.masked_fill((layout.mask == 0) & (short_ids == placeholder), filler)
+    changed["input_ids"] = short_ids
+    changed.update(shift_lengths(model, kwargs, layout.after - ids.shape[1]))
+    if kwargs.get("streamer") is not None:
+        changed["streamer"] = PromptStreamer(kwargs["streamer"], ids)
+    return changed
+
+
+def _finish_generate(short: ShortPrompt | None, kwargs: dict[str, Any], output: Any) -> Any:
+    """The output with the whole prompt in front of the new tokens; its cache notes how the prompt lies in it."""
+    prompt = kwargs.get("input_ids")
+    if short is None or prompt is None:
+        return output
+    for cache in (kwargs.get("past_key_values"), getattr(output, "past_key_values", None)):
+        if cache is not None:
+            note_layout(cache, short.final_layout)
+    sequences = output if isinstance(output, Tensor) else output.sequences
+    new = sequences[:, short.layout.after :].to(prompt.device)
+    whole = torch.cat([prompt.repeat_interleave(new.shape[0] // prompt.shape[0], dim=0), new], dim=1)
+    if isinstance(output, Tensor):
+        return whole
+    output = copy.copy(output)
+    output.sequences = whole
+    return output

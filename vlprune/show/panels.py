@@ -1,0 +1,164 @@
+"""The panels of a picture: the image, a map of scores, the kept tokens."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from vlprune.record import Record
+from vlprune.show.sheet import Box, Sheet
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+
+#: Scores that can be drawn, by their name in a record: the panel's title and its colours.
+MAPS = {
+    "redundancy": ("redundancy", "magma"),
+    "relevance": ("relevance to the question", "viridis"),
+    "ranking": ("score to rank by", "cividis"),
+}
+ORDER_COLORS = "plasma"
+NUMBERED = 9  # so many of the first choices carry their number
+
+
+class Mark(NamedTuple):
+    """A circle to draw on the image, in its pixels: what a question is about."""
+
+    x: float
+    y: float
+    radius: float
+
+
+def draw_image(axes: Axes, sheet: Sheet, marks: Sequence[Mark], title: str | None = None) -> None:
+    """The image, or its tiles or frames, with circles around what is asked about."""
+    from matplotlib.patches import Circle
+
+    _show_pixels(axes, sheet.pixels)
+    for mark in marks:
+        x, y, radius = (sheet.scale * value for value in mark)
+        for color, width in (("black", 2.6), ("white", 1.3)):
+            axes.add_patch(Circle((x, y), radius, fill=False, color=color, lw=width))
+    title = title or (f"{sheet.title}, with what is asked about" if marks else sheet.title)
+    _finish_panel(axes, sheet, title, [cell.label for cell in sheet.cells])
+
+
+def draw_scores(axes: Axes, sheet: Sheet, scores: Tensor | None, name: str, methods: Sequence[str] = ()) -> None:
+    """A map of the scores of that name over the image in grey; `methods` that went by them stand in the title."""
+    from matplotlib.patches import Rectangle
+
+    title, colors = MAPS[name]
+    if methods:
+        title += ":\n" + textwrap.fill(", ".join(methods), 28)
+    if scores is None:
+        _finish_panel(axes, sheet, f"no {name}")
+        axes.set_facecolor("0.95")
+        return
+    _show_pixels(axes, sheet.pixels.mean(axis=2), cmap="gray", vmin=0, vmax=1)
+    values = scores.detach().float().cpu().numpy()
+    for cell in sheet.cells:
+        left, top, wide, high = cell.box
+        shown = axes.imshow(
+            values[cell.tokens].reshape(cell.grid),
+            cmap=colors,
+            vmin=values.min(),
+            vmax=values.max(),
+            alpha=0.78,
+            extent=(left, left + wide, top + high, top),
+            interpolation="nearest",
+        )
+        if sheet.several:
+            axes.add_patch(Rectangle((left, top), wide, high, fill=False, color="white", lw=1.2))
+    bar = _add_color_bar(axes, shown)
+    if bar.solids is not None:
+        bar.solids.set_alpha(1)
+    _finish_panel(axes, sheet, title)
+
+
+def draw_kept(axes: Axes, sheet: Sheet, record: Record, title: str | None = None) -> None:
+    """The kept patches in full colour on a faded image, framed by when they were chosen.
+
+    With a title, the scale of the frames' colours is left out.
+    """
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    kept = set(record.kept.tolist())
+    order = [token for token in record.order.tolist() if token in kept] if record.order is not None else []
+    colors = colormaps[ORDER_COLORS](np.linspace(0, 0.92, max(1, len(order))))
+    turn = {token: i for i, token in enumerate(order)}
+    mask = np.zeros(sheet.pixels.shape[:2], dtype=bool)
+    for cell in sheet.cells:
+        for i, token in enumerate(cell.tokens):
+            if token not in kept:
+                continue
+            left, top, wide, high = box = cell.token_box(i)
+            mask[round(top) : round(top + high), round(left) : round(left + wide)] = True
+            color = colors[turn[token]] if token in turn else "0.35"
+            line = 0.7 if sheet.several else 1.1
+            axes.add_patch(Rectangle((left, top), wide, high, fill=False, color=color, lw=line))
+            if turn.get(token, NUMBERED) < NUMBERED and not sheet.several:
+                _write_number(axes, box, turn[token] + 1)
+    faded = np.broadcast_to(0.25 * sheet.pixels.mean(axis=2, keepdims=True) + 0.72, sheet.pixels.shape)
+    _show_pixels(axes, np.where(mask[..., None], sheet.pixels, faded))
+    counts = [f"{len(kept.intersection(cell.tokens))} kept" for cell in sheet.cells] if sheet.several else []
+    _finish_panel(axes, sheet, title or f"kept {record.after} of {record.before}", counts)
+    if order and not title:
+        _add_order_scale(axes, colors, len(order))
+
+
+def escape_formulas(text: str) -> str:
+    """The text with its dollar signs escaped: matplotlib would read what is between two as a formula."""
+    return text.replace("$", r"\$")
+
+
+def _write_number(axes: Axes, box: Box, number: int) -> None:
+    from matplotlib.patheffects import withStroke
+
+    outline = [withStroke(linewidth=1.6, foreground="white")]
+    x, y = box.left + box.width / 2, box.top + box.height / 2
+    axes.text(x, y, str(number), ha="center", va="center", fontsize=7, fontweight="bold", path_effects=outline)
+
+
+def _add_color_bar(axes: Axes, shown: Any) -> Any:
+    bar: Any = axes.figure.colorbar(shown, ax=axes, shrink=0.75, pad=0.02, aspect=25)
+    bar.ax.tick_params(labelsize=7, length=2)
+    bar.outline.set_visible(False)
+    return bar
+
+
+def _add_order_scale(axes: Axes, colors: np.ndarray, count: int) -> None:
+    """A bar of the frames' colours, from the first choice to the last."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap
+
+    scale = ScalarMappable(cmap=ListedColormap(colors))
+    scale.set_clim(0.5, count + 0.5)
+    bar = _add_color_bar(axes, scale)
+    bar.set_ticks([1, count] if count > 1 else [1], labels=["first", "last"][:count])
+
+
+def _show_pixels(axes: Axes, pixels: np.ndarray, **options: Any) -> None:
+    high, wide = pixels.shape[:2]
+    axes.imshow(pixels, extent=(0, wide, high, 0), interpolation="none", **options)
+
+
+def _finish_panel(axes: Axes, sheet: Sheet, title: str, labels: Sequence[str] = ()) -> None:
+    """Set the panel's limits and title, take its axes away, and write a label into each cell."""
+    from matplotlib.patheffects import withStroke
+
+    high, wide, _ = sheet.pixels.shape
+    axes.set_xlim(0, wide)
+    axes.set_ylim(high, 0)
+    axes.set_title(escape_formulas(title), fontsize=9, loc="left")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    outline = [withStroke(linewidth=2, foreground="white")]
+    for cell, label in zip(sheet.cells, labels):
+        axes.text(cell.box.left + 4, cell.box.top + 4, label, va="top", fontsize=7, path_effects=outline)
