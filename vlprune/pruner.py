@@ -6,6 +6,7 @@ of the model (`pruning.forward`). Both ask `pruning.shorten` what is left of a p
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from vlprune.pruning.layer_cuts import LayerCuts
 from vlprune.pruning.probe import encode_images, present_modalities
 from vlprune.pruning.question import QuestionFinder, check_query
 from vlprune.pruning.shorten import PromptShortener
+from vlprune.pruning.wrappers import calls_with_hooks, unwrap
 from vlprune.record import Record
 
 
@@ -45,7 +47,7 @@ def attach(
     `model(...)` returns logits of the shortened sequence, and its loss when there are labels.
 
     Args:
-        model: a model of a supported family (`vlprune.models.list_families()`).
+        model: a model of a supported family (`vlprune.models.list_families()`), or one with PEFT's adapters around it.
         method: what to keep, such as `Script(keep=64)`.
         processor: the model's processor or tokenizer; needed to find the question's text, and for `ask_many`.
         query: the question, for all rows or one per row (None for rows without images). By default the last user turn.
@@ -68,7 +70,8 @@ def attach(
 class Pruner:
     """A model with pruning attached. `records` are the images of the most recent call, `last` is the last of them.
 
-    `query` may be set between calls. One call at a time: a second thread needs a model of its own.
+    `query` may be set between calls. Calls of several threads wait for each other; `records` are those of whichever
+    call ended last.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Pruner:
         feature_cache: FeatureCache | None,
         cuda_graphs: bool | str,
     ) -> None:
+        wrapper, model = model, unwrap(model)
         self.model, self.method, self.processor, self.family = model, method, processor, family_of(model)
         if not isinstance(method, Method):
             raise TypeError(f"method={method!r}: pass a Method such as Script(keep=64), or get_method('script').")
@@ -93,7 +97,7 @@ class Pruner:
         if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 0:
             raise ValueError(f"cache_bytes={cache_bytes!r}: pass a number of bytes, 0 to cache nothing.")
         if dual_encoder is not None and not self.family.has_dual_encoder:
-            raise ValueError(f"dual_encoder: the tower of family {self.family.name!r} has no text twin; leave it out.")
+            raise ValueError(f"dual_encoder: the tower of family {self.family.name!r} is of none; leave it out.")
         self._owns_cache = feature_cache is None
         self._state = CallState(FeatureCache(cache_bytes) if feature_cache is None else feature_cache, query)
         self._before_llm, in_llm = split_stages(method)
@@ -107,10 +111,12 @@ class Pruner:
         self._shortener = PromptShortener(
             model, self.family, self._before_llm, questions, self.positions, in_llm, depth
         )
-        self.cuda_graphs = use_cuda_graphs(model, cuda_graphs)  # first: what we hand to generate is what the graphs are for
+        self.cuda_graphs = use_cuda_graphs(model, cuda_graphs)  # first: graphs are for what we hand to generate
         self._generate_before = model.__dict__.get("generate")
         self._handles = ForwardHooks(self._shortener, self._layer_cuts, self._state).register()
         model.__dict__["generate"] = wrap_generate(model.generate, self._shortener, self._state)
+        self._cleanup = ExitStack()
+        self._cleanup.enter_context(calls_with_hooks(wrapper))
 
     def _checked_positions(self, positions: str | None) -> str:
         found = self.family.positions[0] if positions is None else positions
@@ -181,14 +187,16 @@ class Pruner:
 
     def detach(self) -> None:
         """Give the model back as it was, and drop the cached features. The records stay."""
-        for handle in self._handles:
-            handle.remove()
-        if self._handles:
-            if self._generate_before is None:
-                del self.model.__dict__["generate"]
-            else:
-                self.model.__dict__["generate"] = self._generate_before
-        self._handles = []
+        with self._state.lock:
+            for handle in self._handles:
+                handle.remove()
+            if self._handles:
+                if self._generate_before is None:
+                    del self.model.__dict__["generate"]
+                else:
+                    self.model.__dict__["generate"] = self._generate_before
+            self._handles = []
+            self._cleanup.close()
         if self.cuda_graphs is not None:
             self.cuda_graphs.close()
         if self._owns_cache:
@@ -203,18 +211,19 @@ class Pruner:
         each question. Returns one answer per question.
         """
         inputs = chat_inputs(self.processor, image, questions)
-        query, cache = self.query, self.feature_cache
-        if cache.limit <= 0:
-            self._state.feature_cache = FeatureCache(float("inf"))
-        try:
-            modalities = present_modalities(self.model, self.family, inputs)
-            if all(self.family.encodes_independently(modality, inputs) for modality in modalities):
-                self._encode_first(inputs)
-                return self._answers(inputs, questions, options)
-            alone = [chat_inputs(self.processor, image, [question]) for question in questions]
-            return [self._answers(one, [question], options)[0] for one, question in zip(alone, questions)]
-        finally:
-            self.query, self._state.feature_cache = query, cache
+        modalities = present_modalities(self.model, self.family, inputs)
+        with self._state.lock:
+            query, cache = self.query, self.feature_cache
+            if cache.limit <= 0:
+                self._state.feature_cache = FeatureCache(float("inf"))
+            try:
+                if all(self.family.encodes_independently(modality, inputs) for modality in modalities):
+                    self._encode_first(inputs)
+                    return self._answers(inputs, questions, options)
+                alone = [chat_inputs(self.processor, image, [question]) for question in questions]
+                return [self._answers(one, [question], options)[0] for one, question in zip(alone, questions)]
+            finally:
+                self.query, self._state.feature_cache = query, cache
 
     def _encode_first(self, inputs: Any) -> None:
         """Put the features of the first row's image into the cache; the other rows show the same one."""

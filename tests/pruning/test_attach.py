@@ -131,26 +131,6 @@ def test_two_models_do_not_disturb_each_other(model, device, processor, ragged, 
     assert torch.equal(plain, other.generate(**single, **GREEDY))
 
 
-def test_a_second_thread_is_refused(model, single):
-    errors = []
-
-    def also(ids, scores):
-        def run():
-            try:
-                model.generate(**single, **GREEDY)
-            except RuntimeError as error:
-                errors.append(str(error))
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        return scores
-
-    with attach(model, Random(keep=9)):
-        model.generate(**single, do_sample=False, max_new_tokens=1, logits_processor=[also])
-    assert errors == ["this model is generating in another thread: an attached model takes one call at a time."]
-
-
 def test_generation_in_a_thread_of_its_own(model, single):
     """As with an iterating streamer."""
     with attach(model, Random(keep=9)) as pruner:

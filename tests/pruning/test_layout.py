@@ -63,7 +63,9 @@ def test_tokens_that_change_places():
 
 def test_nothing_dropped_is_the_prompt_itself():
     ids = torch.tensor([[0, 3, 0, 4]])
-    layout = drop_columns(ids, torch.tensor([[0, 1, 0, 1]]), torch.zeros(1, 4, dtype=torch.bool), columns(ids), [0], [2])
+    layout = drop_columns(
+        ids, torch.tensor([[0, 1, 0, 1]]), torch.zeros(1, 4, dtype=torch.bool), columns(ids), [0], [2]
+    )
     assert torch.equal(layout.gather(ids), ids)
 
 

@@ -3,8 +3,9 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from vlprune.pruning.feature_cache import FeatureCache
@@ -19,13 +20,6 @@ class GenerateCall:
     short: ShortPrompt | None = None
     filled: list[Any] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)
-
-    def check_thread(self) -> None:
-        """Raise `RuntimeError` in another thread than the one that generates."""
-        if self.thread != threading.get_ident():
-            raise RuntimeError(
-                "this model is generating in another thread: an attached model takes one call at a time."
-            )
 
 
 @dataclass
@@ -50,7 +44,8 @@ class CallState:
     """The one place where the wrapped `generate` and the hooks meet.
 
     `query` and `feature_cache` are settings of the next call. `generating` is the running `generate`, `forward` what
-    the model's hook hands to the decoder's in the running forward, `latest` the prompt of the most recent call.
+    the model's hook hands to the decoder's in the running forward, `latest` the prompt of the most recent call. Whoever
+    calls the model holds the `lock`, so that calls of several threads follow each other.
     """
 
     feature_cache: FeatureCache
@@ -58,3 +53,30 @@ class CallState:
     generating: GenerateCall | None = None
     forward: ForwardPass | None = None
     latest: ShortPrompt | None = None
+    lock: Any = field(default_factory=threading.RLock)
+    _held: threading.local = field(default_factory=threading.local)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise TypeError("a model with a pruner attached cannot be copied: detach it, and attach one to each copy.")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a model with a pruner attached cannot be pickled: detach it first.")
+
+    def in_own_generate(self) -> bool:
+        """Whether this thread is inside `generate`; then it holds the lock already."""
+        call = self.generating
+        if call is None or torch.compiler.is_compiling():  # compiled code is that of generate's steps
+            return call is not None
+        return call.thread == threading.get_ident()
+
+    def lock_forward(self) -> None:
+        """Wait until no other thread is in a call, and keep others out until `unlock_forward`."""
+        self.unlock_forward()  # of a forward that Ctrl-C ended, for which no hook is called
+        self.lock.acquire()
+        self._held.forward = True
+
+    def unlock_forward(self) -> None:
+        """Let other threads in, if this one's forward has kept them out."""
+        if getattr(self._held, "forward", False):
+            self._held.forward = False
+            self.lock.release()

@@ -26,7 +26,7 @@ class ForwardHooks:
         """Put the hooks in place; returns their handles."""
         handles = [
             self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            self._model.register_forward_hook(self._after_forward),
+            self._model.register_forward_hook(self._after_forward, always_call=True),
             self._model.get_decoder().register_forward_pre_hook(self._before_decoder, with_kwargs=True),
         ]
         if self._layer_cuts is not None:
@@ -36,7 +36,10 @@ class ForwardHooks:
     # --- the model ---
 
     def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        state, call = self._state, self._state.generating
+        state = self._state
+        if not state.in_own_generate():
+            state.lock_forward()
+        call = state.generating
         if state.forward is not None:  # of a call that failed on its way
             state.forward = None
         if call is not None:
@@ -60,22 +63,23 @@ class ForwardHooks:
         return None
 
     def _after_forward(self, module: Any, args: Any, output: Any) -> None:
-        passed = self._state.forward
-        if passed is None:
-            return
-        self._state.forward = None
-        if passed.short is not None:
-            parts = output if isinstance(output, tuple) else [getattr(output, "past_key_values", None)]
-            for part in parts:
-                if hasattr(part, "get_seq_length"):
-                    note_layout(part, passed.short.final_layout)
+        """Note in the cache how the prompt lies in it. Also called, without output, after a forward that failed."""
+        state, passed = self._state, self._state.forward
+        if passed is not None:
+            state.forward = None
+            if passed.short is not None and output is not None:
+                parts = output if isinstance(output, tuple) else [getattr(output, "past_key_values", None)]
+                for part in parts:
+                    if hasattr(part, "get_seq_length"):
+                        note_layout(part, passed.short.final_layout)
+        if not state.in_own_generate():
+            state.unlock_forward()
 
     def _next_embeds(self, call: GenerateCall, kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """Inside generate: the arguments with the embeddings of the columns that this forward brings, for every beam.
 
         None where this forward does not bring the prompt.
         """
-        call.check_thread()
         assert call.short is not None
         assert call.short.contents is not None
         short, contents, rule = call.short, call.short.contents, self._shortener.positions

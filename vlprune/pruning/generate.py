@@ -32,27 +32,27 @@ def has_pruner(model: Any) -> bool:
 
 
 def wrap_generate(original: Callable[..., Any], shortener: PromptShortener, state: CallState) -> Callable[..., Any]:
-    """A `generate` that drops visual tokens; `state.generating` is its call while it runs."""
+    """A `generate` that drops visual tokens; `state.generating` is its call while it runs, and others wait."""
     names = list(inspect.signature(original).parameters)
 
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Any:
-        if state.generating is not None:  # the model drafts for itself, inside its own generate
-            state.generating.check_thread()
-            return original(*args, **kwargs)
-        kwargs.update(zip(names, args))
-        inputs = kwargs.pop("inputs", None)
-        if inputs is not None:
-            kwargs["input_ids"] = inputs
-        state.latest = None
-        with torch.no_grad():
-            short, arguments = _start_generate(shortener, state, kwargs)
-        state.latest, state.generating = short, GenerateCall(short)
-        try:
-            output = original(**arguments)
-        finally:
-            state.generating = None
-        return _finish_generate(short, kwargs, output)
+        with state.lock:
+            if state.generating is not None:  # the model drafts for itself, inside its own generate
+                return original(*args, **kwargs)
+            kwargs.update(zip(names, args))
+            inputs = kwargs.pop("inputs", None)
+            if inputs is not None:
+                kwargs["input_ids"] = inputs
+            state.latest = None
+            with torch.no_grad():
+                short, arguments = _start_generate(shortener, state, kwargs)
+            state.latest, state.generating = short, GenerateCall(short)
+            try:
+                output = original(**arguments)
+            finally:
+                state.generating = None
+            return _finish_generate(short, kwargs, output)
 
     setattr(generate, MARK, True)
     return generate

@@ -5,8 +5,6 @@
 [[0, 1]]
 """
 
-from vlprune.types import Selection
-
 from .dispatch import use_fused
 from .dpp import greedy_gains, greedy_map, greedy_map_features, query_kernel
 from .farthest_points import farthest_points
@@ -19,7 +17,6 @@ from .script import select_script
 from .top_k import highest, remaining
 
 __all__ = [
-    "Selection",
     "assign",
     "dot_scores",
     "even_order",

@@ -33,8 +33,8 @@ def highest(scores: Tensor, k: int) -> Tensor:
 def best_first(values: Tensor, *, exact_ties: bool = False) -> Tensor:
     """All tokens (B, n) from the highest of finite float32 `values` (B, n) to the lowest; on a tie the lower index.
 
-    Values are tied as in `highest`, or, with `exact_ties`, only where they are equal: for attention inside an LLM, which
-    is so uneven that the lower half of an image would be tied otherwise.
+    Values are tied as in `highest`, or, with `exact_ties`, only where they are equal: attention inside an LLM is so
+    uneven that the lower half of an image would be tied otherwise.
 
     >>> best_first(torch.tensor([[1.0, 3.0, 1.0 + 1e-6, 3.0]])).tolist()
     [[1, 3, 0, 2]]

@@ -1,4 +1,4 @@
-"""Launching a Triton kernel again costs a few microseconds, not the fifty that it takes to look its arguments over.
+"""Launch Triton kernels in a few microseconds, not the fifty in which Triton looks over their arguments.
 
 What Triton compiles depends on the arguments' types, on integers' values and on pointers' alignment. A call that is
 alike in all of them goes straight to the kernel compiled for the first such call.

@@ -1,4 +1,4 @@
-"""Small selections again and again: recorded once as a CUDA graph, then replayed.
+"""Record small selections as CUDA graphs, and replay them.
 
 A selection of a few hundred tokens keeps the GPU busy for less time than Python needs to launch its kernels. From the
 second call of the same shapes and settings on, the kernels run as one graph on copies of the inputs; where inputs keep
@@ -31,7 +31,7 @@ STEADY = 4
 
 @dataclass
 class Recording:
-    """A graph, the tensors it reads, none if they are the caller's, and those it writes."""
+    """A CUDA graph, the tensors it reads, none if they are the caller's own, and those it writes."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
@@ -55,7 +55,7 @@ _lock = threading.Lock()
 def replayed(
     function: Callable[..., Selection], tensors: dict[str, Tensor | None], settings: dict[str, Any]
 ) -> Selection:
-    """`function(**tensors, **settings)`, from a recording if there is one for the like of it."""
+    """`function(**tensors, **settings)`, replayed if a call of the same shapes and settings was recorded."""
     x = tensors["features"]
     assert x is not None
     B, n, d = x.shape
@@ -91,7 +91,7 @@ def _recording(
     tensors: dict[str, Tensor | None],
     settings: dict[str, Any],
 ) -> Recording:
-    """The one for these inputs, made if need be."""
+    """The recording to replay for these inputs, made now if there is none."""
     addresses = tuple([tensor.data_ptr() for tensor in given])
     if addresses != kind.addresses:
         kind.addresses, kind.steady, kind.in_place = addresses, 0, None
@@ -108,6 +108,7 @@ def _recording(
 def _record(
     function: Callable[..., Selection], tensors: dict[str, Tensor | None], settings: dict[str, Any], *, in_place: bool
 ) -> Recording:
+    """Record a call: on the caller's tensors if `in_place`, else on tensors to copy the caller's into."""
     with torch.inference_mode(False), torch.no_grad():  # what is made here outlives this call's mode
         if not in_place:
             tensors = {
@@ -130,6 +131,8 @@ def _record(
 
 
 def _copy(result: Selection) -> Selection:
+    """The result in tensors of its own: the next replay overwrites the recording's."""
+
     def own(tensor: Tensor | None) -> Any:
         return None if tensor is None else tensor.clone()
 
