@@ -1,6 +1,6 @@
 """What the documents say can be done: their code runs, their commands exist, their links lead somewhere.
 
-README's code and commands run in `test_readme.py`, the examples of `docs/adding-a-*.md` in `tests/seam/test_docs.py`.
+README's code and commands run in `test_readme.py`, the examples of `docs/adding-a-*.md` in `tests/pruning/test_docs.py`.
 """
 
 import re

@@ -19,7 +19,7 @@ LOGITS = {**GREEDY, "return_dict_in_generate": True, "output_logits": True}
 BEFORE = [name for name in list_methods() if not isinstance(get_method(name), InLLMMethod)]
 
 each_method = pytest.mark.parametrize("name", list_methods())
-each_before = pytest.mark.parametrize("name", BEFORE)  # those inside the LLM have a reference in tests/inside
+each_before = pytest.mark.parametrize("name", BEFORE)  # the others have a reference in tests/pruning/layers
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 

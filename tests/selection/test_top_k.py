@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlprune.selection import highest, remaining
+from vlprune.selection.top_k import best_first
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -25,6 +26,15 @@ def test_small_scores_are_told_apart_in_their_own_unit():
     assert highest(attention, 4).tolist() == [[1, 3, 2, 0]]
     one_large = torch.tensor([[0.9] + [1e-4, 2e-4, 3e-4] * 30])
     assert highest(one_large, 4).tolist() == [[0, 3, 6, 9]]
+
+
+def test_exact_ties_are_of_equal_values_only():
+    g = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 5, (3, 20), generator=g) / 4
+    scores[:, ::3] += 1e-7
+    want = [sorted(range(20), key=lambda i: (-row[i], i)) for row in scores.tolist()]
+    assert best_first(scores, exact_ties=True).tolist() == want
+    assert best_first(scores).tolist() != want
 
 
 def test_zeros_and_an_empty_batch():

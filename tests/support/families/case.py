@@ -1,6 +1,6 @@
 """What the tests say about a family: a tiny model of the real class, prompts for it, and what its placeholders mean.
 
-Everything that the seam has to find out is written down here by hand, or worked out one token at a time.
+Everything that the package has to find out is written down here by hand, or worked out one token at a time.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """Pruned decoding written the slow way: one sample at a time, no cache, no padding, no hooks.
 
-Shares nothing with the seam but the functions of `vlprune.selection`, which have their own tests.
+Shares nothing with the package but the functions of `vlprune.selection`, which have their own tests.
 """
 
 from dataclasses import dataclass, field
