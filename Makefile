@@ -28,5 +28,5 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q uv
-	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e ".[dev]"
+	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -e ".[dev]"
 	touch $(STAMP)

@@ -1,20 +1,35 @@
 """What the documents say can be done: their code runs, their commands exist, their links lead somewhere.
 
-README's code and commands run in `test_readme.py`, the examples of `docs/adding-a-*.md` in `tests/pruning/test_docs.py`.
+Here every Python block of every page in `docs` runs; README's code and commands do in `test_readme.py`. What the
+examples of `docs/adding-a-*.md` compute is tested in `tests/pruning/test_docs.py`.
 """
 
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 import typer
+from PIL import Image
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+from transformers.utils import is_torchvision_available
 
+from tests.support.llava_checkpoint import save_llava
+from tests.support.registries import isolated_registries
+from vlprune import Script, attach
 from vlprune.cli.app import app, main
 from vlprune.models import list_families
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODELS = ROOT / "docs" / "models.md"
+RUN_ELSEWHERE = (ROOT / "README.md", MODELS)
 PROGRAM = typer.main.get_command(app)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
 
@@ -32,10 +47,12 @@ def prose(page):
     return FENCED.sub("", page.read_text(encoding="utf-8"))
 
 
-def run(page, names):
-    """Run all Python blocks of a page in one namespace; errors name the page and its line."""
+def run_blocks(page, names, before=lambda code: None):
+    """Run all Python blocks of a page in one namespace, and yield after each; errors name the page and its line."""
     for line, code in blocks(page, "python"):
+        before(code)
         exec(compile("\n" * line + code, str(page), "exec"), names)
+        yield code
 
 
 def commands(page):
@@ -78,18 +95,66 @@ def wrong(command):
     return unknown[0] if unknown else None
 
 
-def test_the_method_as_described_runs():
-    page = ROOT / "docs" / "method.md"
-    assert len(blocks(page, "python")) >= 5
-    names = {"__name__": "example"}
-    run(page, names)
-    assert names["chosen"].kept.shape == (1, 64)
+def performance_names(folder):
+    """A model of 576 visual tokens, and what its processor makes of a question about an image."""
+    place = save_llava(folder, side=24)
+    model, processor = LlavaForConditionalGeneration.from_pretrained(place), AutoProcessor.from_pretrained(place)
+    inputs = processor(images=Image.new("RGB", (99, 99)), text="USER: <image> what is it ?", return_tensors="pt")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return {"model": model.to(device), "processor": processor, "inputs": inputs.to(device)} | IMPORTED
 
 
-@each_page
-def test_python_is_python(page):
-    for line, code in blocks(page, "python"):
-        compile("\n" * line + code, str(page), "exec")
+IMPORTED = {"attach": attach, "Script": Script}
+#: What the pages' blocks take for granted; all others stand on their own.
+GIVEN = {"performance.md": performance_names}
+#: What a page's blocks are to leave behind.
+LEFT = {
+    "method.md": lambda names: names["chosen"].kept.shape == (1, 64),
+    "methods.md": lambda names: names["VisionZip"] is not None,
+    "performance.md": lambda names: names["out"].shape[1] > 576,
+}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in RUN_ELSEWHERE], ids=lambda page: page.name)
+def test_the_code_runs(page, tmp_path):
+    """Whatever is added to a page runs here, or fails here."""
+    names = {"__name__": "example"} | GIVEN.get(page.name, lambda folder: {})(tmp_path)
+    with isolated_registries(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of CUDA graphs, where there is no GPU
+        for _ in run_blocks(page, names):
+            pass
+    assert LEFT.get(page.name, lambda names: True)(names)
+
+
+#: LLaVA-NeXT, LLaVA-OneVision, Video-LLaVA, InternVL, Qwen2.5-VL, LLaVA-1.5 and many questions: visual tokens, those
+#: that are kept, structure before and after, and whose embeddings measure relevance, with their sign.
+RECORDS = [
+    [405, 320, [18, 18], "llm", 1],
+    [200, 128, [1, 1], "clip", 1],
+    [288, 256, [8, 8], "llm", 1],
+    [144, 128, [0, 0], "llm", 1],
+    [25, 6, [0, 0], "llm", 1],
+    [576, 64, [0, 0], "clip", -1],
+    [576, 64, [0, 0], "llm", 1],
+]
+
+
+@pytest.mark.skipif(is_torchvision_available(), reason="written for a machine without torchvision")
+def test_the_code_of_models_runs(tmp_path):
+    """In a process of its own, with a stand-in for torchvision."""
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.documented_models", str(MODELS)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["records"] == RECORDS
+    assert len(found["answers"]) == 2
 
 
 @each_page

@@ -12,12 +12,11 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
-from transformers import PreTrainedModel
 from transformers.utils import is_torchvision_available
 
 from tests.support.films import write_film
 from tests.support.llava_checkpoint import save_clip, save_llava
+from tests.support.without_cuda import cuda_or_cpu
 from tests.test_docs import ROOT, blocks, commands_in
 from vlprune import pocket
 from vlprune.cli.app import main
@@ -90,25 +89,19 @@ def test_the_first_block(here):
     assert names["processor"].batch_decode(new, skip_special_tokens=True)[0].strip() == asked.answer
 
 
-def test_the_block_for_an_own_model(here, monkeypatch):
+def test_every_block_of_python_runs():
+    """The two that the next tests run are all there are."""
+    assert len(blocks(README, "python")) == 2
+
+
+def test_the_block_for_an_own_model(here):
     """With CUDA graphs and a CLIP by its name; where there is no GPU, "cuda" is the CPU."""
-    if not torch.cuda.is_available():
-        for kind in (PreTrainedModel, torch.Tensor):
-            monkeypatch.setattr(kind, "to", _without_cuda(kind.to))
     names = {}
     _, code = blocks(README, "python")[1]
-    with warnings.catch_warnings():
+    with cuda_or_cpu(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the graphs, where there is no GPU
         exec(compile(code, "README.md", "exec"), names)
     assert names["pruner"].last.source == "clip"
     assert len(names["pruner"].last.kept) == 64
     assert "generate" not in vars(names["model"])
     assert "cuda_graphs=True" in code
-
-
-def _without_cuda(to):
-    def moved(self, *args, **kwargs):
-        kwargs = {name: "cpu" if value == "cuda" else value for name, value in kwargs.items()}
-        return to(self, *("cpu" if arg == "cuda" else arg for arg in args), **kwargs)
-
-    return moved

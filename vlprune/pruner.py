@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from vlprune.cuda_graphs import use_cuda_graphs
+from vlprune.media.image import to_image
 from vlprune.methods.base import Method
 from vlprune.methods.in_llm import split_stages
 from vlprune.models import family_of
 from vlprune.pruning.call_state import CallState
-from vlprune.pruning.chat_template import chat_inputs
+from vlprune.pruning.chat_template import chat_inputs, check_processor
 from vlprune.pruning.feature_cache import FeatureCache
 from vlprune.pruning.forward import ForwardHooks
 from vlprune.pruning.generate import has_pruner, wrap_generate
@@ -93,6 +94,7 @@ class Pruner:
         if has_pruner(model):
             raise RuntimeError("model already has a pruner attached: detach it first.")
         check_query(query)
+        check_processor(processor)
         self.positions = self._checked_positions(positions)
         if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 0:
             raise ValueError(f"cache_bytes={cache_bytes!r}: pass a number of bytes, 0 to cache nothing.")
@@ -135,6 +137,8 @@ class Pruner:
     @property
     def last(self) -> Record:
         """The record of the last image of the most recent call."""
+        if not self._state.called:
+            raise LookupError("no call yet, so there is no record: call model.generate(...) or model(...) first.")
         if not self.records:
             raise LookupError("the most recent call had no images, so there is no record.")
         return self.records[-1]
@@ -207,9 +211,11 @@ class Pruner:
     def ask_many(self, image: Any, questions: Sequence[str], **options: Any) -> list[str]:
         """Ask several questions about one image: the tower sees it once, the tokens are chosen for each question.
 
+        `image` is what the processor takes, or the path of a file.
         `options` go to `generate`, such as `max_new_tokens=20`. Needs the processor; its chat template frames
         each question. Returns one answer per question.
         """
+        image = to_image(image)
         inputs = chat_inputs(self.processor, image, questions)
         modalities = present_modalities(self.model, self.family, inputs)
         with self._state.lock:

@@ -1,7 +1,11 @@
 """The program as a whole: its help, its version and its exit codes."""
 
+import errno
 import subprocess
 import sys
+from importlib import resources
+
+import pytest
 
 import vlprune
 
@@ -36,6 +40,44 @@ def test_exit_code_of_the_program():
     done = program("ask", "none.png", "what?")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "vlprune: there is no file 'none.png'.\n"
+
+
+def test_a_full_disk(run, refused_by, monkeypatch, tmp_path):
+    """Wherever a file is written: one sentence."""
+    full = OSError(errno.ENOSPC, "No space left on device", "figures.png")
+
+    def fail(*args, **options):
+        raise full
+
+    bench = ("bench", "--keep", "64", "--repeats", "1", "--new", "1", "--out", "figures.json")
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.write_text", fail)
+        assert refused_by(*bench) == "vlprune: 'figures.json' cannot be written (No space left on device)."
+        assert "the disk is full" in refused_by("eval", "--methods", "random", "--questions", "1", "--keep", "64")
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    sentence = refused_by("demo", "--out", "figures.png")
+    assert sentence == "vlprune: 'figures.png' cannot be written (No space left on device)."
+
+
+@pytest.fixture
+def refused_by(run):
+    def call(*arguments):
+        code, _, err = run(*arguments)
+        assert code == 2
+        return err.splitlines()[-1]
+
+    return call
+
+
+def test_types_are_for_users_too():
+    assert (resources.files("vlprune") / "py.typed").is_file()
+
+
+def test_help_shows_all_budgets(run):
+    for command in ("ask", "demo", "compare"):
+        told = " ".join(run(command, "--help")[1].split())
+        for form in ("(64)", "(0.1)", "64~0.05", "192+64"):
+            assert form in told
 
 
 def test_ctrl_c(run, photo, monkeypatch):

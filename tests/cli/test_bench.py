@@ -6,6 +6,7 @@ import pytest
 
 from vlprune import Budget, get_method
 from vlprune.cli.app import main
+from vlprune.cli.bench import ARCHITECTURE_NAMES
 
 
 def test_the_command(tmp_path, capsys):
@@ -24,7 +25,7 @@ def test_the_command(tmp_path, capsys):
         "cpu",
     ]
     with pytest.raises(SystemExit) as stop:
-        main([*command, "--json", str(figures), "--markdown", str(table)])
+        main([*command, "--out", str(figures), "--out", str(table)])
     assert stop.value.code == 0
     found = json.loads(figures.read_text())
     assert [row["visual_tokens"] for row in found["rows"]] == [576, 64, 288, 64, 288]
@@ -41,17 +42,34 @@ def test_the_command(tmp_path, capsys):
         (["--keep", "0"], "at least one token"),
         (["--keep", "600", "--repeats", "1", "--device", "cpu"], "only 576 visual tokens"),
         (["--per-frame", "4", "--repeats", "1", "--device", "cpu"], "per_tile"),
-        (["--random-weights", "--model", "llava-7b"], "did you mean 'llava-1.5-7b'"),
-        (["--json", "/no/such/folder/x.json"], "there is no folder"),
+        (["--random-weights", "--model", "llava-7b"], f"choose from {', '.join(ARCHITECTURE_NAMES)}."),
+        (["--out", "/no/such/folder/x.json"], "there is no folder"),
+        (["--out", "x.txt"], "--out x.txt: its name must end in .json or .md."),
     ],
 )
 def test_refusals(options, said, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["bench", *options])
     assert stop.value.code == 2
-    error = capsys.readouterr().err
+    error = capsys.readouterr().err.removeprefix("vlprune: loading pocket ...\n")
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_json_is_printed(run, checkpoint, tmp_path):
+    bench = ("bench", "--model", checkpoint, "--keep", "4", "--repeats", "1", "--new", "2", "--json")
+    code, out, err = run(*bench, "--out", "figures.json")
+    assert (code, err) == (0, "")
+    assert [row["visual_tokens"] for row in json.loads(out)["rows"]] == [16, 4]
+    assert (tmp_path / "figures.json").read_text() == out
+
+
+def test_architectures_are_those_that_there_are(run):
+    from vlprune.measure.architectures import ARCHITECTURES
+
+    assert tuple(one.name for one in ARCHITECTURES) == ARCHITECTURE_NAMES
+    told = run("bench", "--help")[1].replace("\n", "").replace(" ", "")
+    assert ",".join(ARCHITECTURE_NAMES) in told
 
 
 def test_budgets_per_part():

@@ -10,14 +10,14 @@ from vlprune import pocket
 
 @pytest.fixture
 def scene_size():
-    (scene,) = pocket.scenes("test", 1)
+    (scene,) = pocket.scenes("test", 1, start=18)
     return len(pocket.questions(scene))
 
 
 def test_demo(run, tmp_path, scene_size):
-    code, out, err = run("demo", "--repeats", "1")
-    assert (code, err) == (0, "")
-    for piece in ("all 576", "64 of 576", "truth", "✓", "LLM FLOPs", "KV bytes", "vision", "prefill", "decode"):
+    code, out, err = run("demo", "--wide")
+    assert (code, err) == (0, "vlprune: loading pocket, the small model that comes with vlprune ...\n")
+    for piece in ("all 576", "64 of 576", "truth", "✓", "faster", "FLOPs", "cache", "vision", "prefill", "decode"):
         assert piece in out
     assert "wrote vlprune-demo.png" in out
     assert Image.open(tmp_path / "vlprune-demo.png").size[0] > 900
@@ -41,3 +41,10 @@ def test_demo_as_json(run, tmp_path, scene_size):
         assert row["kept"]["seconds"]["selection"] > row["all"]["seconds"]["selection"] == 0
     assert sum(row["all"]["right"] for row in found) >= len(found) - 1
     assert "<svg" in (tmp_path / "kept.svg").read_text()
+
+
+def test_the_rule_for_the_scene_is_stated(run):
+    from vlprune.evaluation.demo import DEMO_SCENE
+
+    said = " ".join(run("demo", "--help")[1].split())
+    assert f"if not said {DEMO_SCENE}, which is the middle one of the first 21" in said

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from vlprune.cli.files import read_video
+from vlprune.cli.terminal import show_steps
 
 
 def test_a_bar_while_decoding(film, monkeypatch):
@@ -18,5 +19,6 @@ def test_a_bar_while_decoding(film, monkeypatch):
 
     for Screen.looked_at in (True, False):
         monkeypatch.setattr(sys, "stderr", Screen())
-        assert len(read_video(Path(film), 4).frames) == 4
+        with show_steps("loading") as steps:
+            assert len(read_video(Path(film), 4, steps).frames) == 4
         assert ("decoding film.mp4" in sys.stderr.getvalue()) == Screen.looked_at

@@ -13,7 +13,8 @@ def test_methods_and_models(run):
     assert "LlavaForConditionalGeneration" in out
 
 
-def test_settings_and_presets_are_listed_as_they_are_typed(run):
+def test_settings_and_presets_are_listed_as_they_are_typed(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     _, out, _ = run("methods")
     for piece in ("tau=0.3", "adaptive=false", "contextual=none", "presets: 192, 128, 64, 32, 16"):
         assert piece in out

@@ -13,7 +13,7 @@ def refused(run):
     def check(*arguments):
         code, out, err = run(*arguments)
         assert (code, out) == (2, "")
-        lines = err.strip().splitlines()
+        lines = [line for line in err.strip().splitlines() if not line.endswith(" ...")]  # but for what is being done
         assert len(lines) == 1
         assert lines[0].startswith("vlprune: ")
         assert lines[0][-1] in ".?"
@@ -25,6 +25,12 @@ def refused(run):
 
 def test_no_such_file(refused):
     assert "there is no file 'none.png'" in refused("ask", "none.png", "what is it?")
+
+
+@pytest.mark.parametrize("address", ["https://example.org/a.png", "http://example.org/a.mp4", "s3://bucket/a.png"])
+def test_an_address(refused, address):
+    sentence = f"{address!r} is an address, and only files are read: download it first."
+    assert sentence in refused("ask", address, "what is it?")
 
 
 def test_a_folder(refused, tmp_path):
@@ -53,6 +59,19 @@ def test_an_enormous_image(refused, tmp_path):
 def test_keep_that_means_nothing(refused, photo, keep):
     assert f"--keep {keep}" in refused("ask", photo, "what is it?", "--keep", keep)
     assert f"--keep {keep}" in refused("demo", "--keep", keep)
+
+
+@pytest.mark.parametrize(
+    ("keep", "says"),
+    [
+        ("16~", "write a number of tokens before ~ and a share behind it: 64~0.05."),
+        ("~0.1", "write a number of tokens before ~ and a share behind it: 64~0.05."),
+        ("8~2", "a share must lie in [0, 1]."),
+        ("0~0.1", "at least one token must be kept."),
+    ],
+)
+def test_keep_with_a_share(refused, photo, keep, says):
+    assert refused("ask", photo, "what is it?", "--keep", keep) == f"vlprune: --keep {keep}: {says}"
 
 
 def test_keep_more_than_there_are(refused, photo, checkpoint):
@@ -111,6 +130,21 @@ def test_weights_that_are_no_safetensors(refused, photo, checkpoint, tmp_path):
 def test_unknown_method(refused, photo):
     assert "did you mean 'script'?" in refused("ask", photo, "what is it?", "--method", "skript")
     assert "choose from" in refused("ask", photo, "what is it?", "--method", "zzz")
+
+
+def test_lists_of_methods(refused, photo):
+    """The sentence names --methods, and the setting as it was typed behind the method's name."""
+    for command in (("compare", photo, "what is it?"), ("eval",), ("bench",)):
+        assert "--methods skript: no such method; did you mean 'script'?" in refused(*command, "--methods", "skript")
+        assert "--methods random+script: " in refused(*command, "--methods", "random+script", "--keep", "9+8")
+    for spec, says in {
+        "script:tua=1": "script has no such setting; did you mean 'tau'?",
+        "script:tau": "write it as NAME=VALUE.",
+        "script:keep=3": "use --keep.",
+        "script:gamma=high": "it must be a number.",
+        "script:tau=2.0": "a cosine, from -1 to 1.",
+    }.items():
+        assert f"--methods {spec}: {says}" in refused("eval", "--methods", f"random,{spec}")
 
 
 def test_unknown_option(refused, photo):
@@ -194,8 +228,11 @@ def test_unsupported_class(refused, photo, checkpoint, tmp_path):
         assert "the nearest supported class is" in sentence
     (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "model_type": "unheard_of"}))
     assert "cannot be loaded" in refused("ask", photo, "what is it?", "--model", "other")
-    (tmp_path / "other" / "config.json").write_text('{"model_type": "unheard_of"}')
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "unheard_of", "vision_config": {}}')
     assert "model of type 'unheard_of'" in refused("ask", photo, "what is it?", "--model", "other")
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "bert", "architectures": ["BertForMaskedLM"]}')
+    sentence = "--model other is a BertForMaskedLM, which takes no images; `vlprune models` lists those that do."
+    assert sentence in refused("ask", photo, "what is it?", "--model", "other")
 
 
 def test_unsupported_tower(refused, photo, checkpoint, tmp_path, monkeypatch):
@@ -299,13 +336,13 @@ def test_a_picture_of_ours_is_made_anew(run, photo, checkpoint, ending):
 
 def test_figures_of_another_program_stay(run, refused, checkpoint, tmp_path):
     bench = ("bench", "--model", checkpoint, "--keep", "4", "--repeats", "1", "--new", "2")
-    for option, name in (("--json", "own.json"), ("--markdown", "own.md")):
+    for name in ("own.json", "own.md"):
         (tmp_path / name).write_text("mine")
-        assert "was not made by vlprune" in refused(*bench, option, name)
+        assert "was not made by vlprune" in refused(*bench, "--out", name)
         for force in (("--force",), ()):
-            assert run(*bench, option, name, *force)[0] == 0
+            assert run(*bench, "--out", name, *force)[0] == 0
     config = Path(checkpoint) / "config.json"
-    assert "is read by this command" in refused(*bench, "--json", config, "--force")
+    assert "is read by this command" in refused(*bench, "--out", config, "--force")
 
 
 def test_devices(refused, photo):

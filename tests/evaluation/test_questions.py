@@ -32,15 +32,33 @@ def test_a_file_of_questions(folder):
         (1, "color", ("red", "crimson")),
     ]
     assert questions[0].image().size == (20, 10)
+    (zero,) = read_questions(write(folder, {**GOOD, "answer": 0}))
+    assert zero.answers == ("0",)
+
+
+def test_files_of_other_editors(folder):
+    """A mark of the byte order in front, lines that end as on Windows, and a separator of Unicode inside a text."""
+    odd = json.dumps({**GOOD, "question": "a\u2028b\x85c?"}, ensure_ascii=False)
+    path = folder / "data.jsonl"
+    path.write_bytes(("\ufeff" + odd + "\r\n" + json.dumps(GOOD) + "\r\n").encode())
+    assert [question.text for question in read_questions(path)] == ["a\u2028b\x85c?", "what color?"]
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", "line 2: no JSON"),
+        ("{", r"data\.jsonl, line 2: not JSON \(Expecting property name .* at column 2\)"),
+        ({**GOOD, "answer": []}, "line 2: it needs 'answer'"),
+        ({**GOOD, "answer": ["red", None]}, "line 2: answer=null: a text with letters or digits, a number"),
+        ({**GOOD, "answer": ["red", "?"]}, r'line 2: answer="\?": a text with letters or digits, a number'),
+        ({**GOOD, "answer": {"a": 1}}, 'line 2: answer={"a": 1}: a text'),
+        ({**GOOD, "answer": True}, "line 2: answer=true: a text"),
+        ({**GOOD, "question": 5}, "line 2: question=5: text, as in"),
+        ({**GOOD, "image": ["red.png"]}, r'line 2: image=\["red.png"\]: text, as in'),
+        ({**GOOD, "kind": 5}, "line 2: kind=5: text, as in"),
         ({"image": "red.png", "question": "what?"}, "line 2: it needs 'answer'"),
         ({**GOOD, "question": ""}, "line 2: it needs 'question'"),
-        ("[1]", "line 2: it needs 'image'"),
+        ("[1]", "line 2: not an object, as in"),
         ({**GOOD, "image": "blue.png"}, "line 2: there is no image .*blue.png"),
     ],
 )
@@ -85,6 +103,8 @@ def test_a_broken_image_is_told(folder):
         ("top-left", ["top"], False, False),
         ("", ["red"], False, False),
         ("blue", ["red", "Blue"], True, True),
+        ("Caf\u00e9!", ["cafe\u0301"], True, True),  # one sign, or two that look like it
+        ("\u0939\u093e\u0901", ["\u0939\u0940"], False, False),  # which differ in their vowel's mark only
     ],
 )
 def test_right_answers(said, answers, exact, contains):

@@ -2,24 +2,27 @@
 
 import base64
 import json
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from PIL import Image
 
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.run_folder import RunFolder
 
 
 class Page(HTMLParser):
-    """What a page shows: its tables' cells, its pictures' sources, and whether its tags fit."""
+    """What a page shows: its tables' cells and their sides, its pictures, its headings, and whether its tags fit."""
 
     EMPTY = ("meta", "img", "br", "link")
 
     def __init__(self, text):
         super().__init__()
         self.tables, self.sources, self.texts, self.open = [], [], [], []
+        self.sides, self.pictures, self.headings = [], [], []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -30,19 +33,28 @@ class Page(HTMLParser):
         assert tag not in ("script", "link", "iframe")
         if tag not in self.EMPTY:
             self.open.append(tag)
+        if tag == "img":
+            self.pictures.append((given["width"], given["height"]))
+        if tag in ("title", "h1"):
+            self.headings.append("")
         if tag == "table":
             self.tables.append([])
+            self.sides.append([])
         elif tag == "tr":
             self.tables[-1].append([])
         elif tag in ("td", "th"):
             self.tables[-1][-1].append("")
+            if tag == "th":
+                self.sides[-1].append("right" if given.get("class") == "number" else "left")
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open and self.open[-1] in ("td", "th"):
+        if "td" in self.open or "th" in self.open:
             self.tables[-1][-1][-1] += data
+        if self.open and self.open[-1] in ("title", "h1"):
+            self.headings[-1] += data
         self.texts.append(data)
 
 
@@ -57,7 +69,9 @@ def finished(tmp_path):
 
 
 def test_one_file_with_tables_and_pictures(program, finished):
-    code, out, err = program("report", finished, finished, "-o", "page.html")
+    other = finished.parent / "other"
+    shutil.copytree(finished, other)
+    code, out, err = program("report", finished, other, "-o", "page.html")
     assert (code, out) == (0, "wrote page.html\n"), err
     text = Path("page.html").read_text()
     page = Page(text)
@@ -73,8 +87,70 @@ def test_one_file_with_tables_and_pictures(program, finished):
     assert "Read <this>." in page.texts
 
 
+def test_the_title_is_short_and_a_run_given_twice_appears_once(program, finished, tmp_path):
+    (tmp_path / "link").symlink_to(finished)
+    assert program("report", finished, "run", tmp_path / "link", "-o", "page.html")[0] == 0
+    page = Page(Path("page.html").read_text())
+    assert page.headings == ["vlprune report: 1 run"] * 2
+    assert len(page.tables) == 2
+    shutil.copytree(finished, tmp_path / "other")
+    assert program("report", finished, tmp_path / "other", "-o", "page.html")[0] == 0
+    page = Page(Path("page.html").read_text())
+    assert page.headings == ["vlprune report: 2 runs"] * 2
+    assert {"First (run)", "First (other)"} <= set(page.texts)  # the list of contents tells them apart
+
+
+def test_no_raw_markdown(program, tmp_path):
+    run = RunFolder(tmp_path / "run", "study errors", {})
+    rows = [["`keep=4`", "**1** of *all* `a*b*c`"], ["dpp_only", "see [docs](http://x.y/z.md), 2 * 3 * 4"]]
+    table = ResultTable("Of `script`", ["**a**", "b"], rows, "Say `vlprune methods`; *exist* asks.")
+    StudyResult("First", [table], notice="**Mind**.").save(run.path)
+    assert program("report", "run")[0] == 0
+    text = Path("report.html").read_text()
+    page = Page(text)
+    assert page.tables == [[["a", "b"], ["keep=4", "1 of all a*b*c"], ["dpp_only", "see docs, 2 * 3 * 4"]]]
+    assert not any(sign in text for sign in ("`", "**", "*exist*", "*all*", "](", "http"))
+    assert "<em>exist</em>" in text
+    assert "<code>vlprune methods</code>" in text
+
+
+def test_words_are_set_to_the_left_and_numbers_to_the_right(program, tmp_path):
+    columns = {
+        "m": ["192", "16"],
+        "method": ["script", "random"],
+        "right": ["99.4 [98.7, 99.8]", "100.0 [61.0, 100.0]"],
+        "p": ["", "1.2e-05"],
+        "faster": ["1.55×", "-"],
+        "share": ["+3.0 %", "1,024"],
+        "value": ["0.3 (the paper's)", "0.5"],
+        "GSP": ["✓", "–"],
+        "none": ["", "-"],
+    }
+    table = ResultTable("T", list(columns), [list(row) for row in zip(*columns.values())])
+    StudyResult("First", [table]).save(RunFolder(tmp_path / "run", "eval", {}).path)
+    assert program("report", "run")[0] == 0
+    text = Path("report.html").read_text()
+    right = {"m", "right", "p", "faster", "share"}
+    assert Page(text).sides == [["right" if name in right else "left" for name in columns]]
+    assert text.count('<td class="number">') == 2 * len(right)
+    rule = Path("run/result.md").read_text().splitlines()[5]
+    assert rule == "| " + " | ".join("---:" if name in right else "---" for name in columns) + " |"
+
+
+def test_pictures_have_their_own_size(program, finished):
+    """A pixel of the picture is one of the page: nothing stretches it or squeezes it."""
+    assert program("report", finished)[0] == 0
+    text = Path("report.html").read_text()
+    with Image.open(finished / "curve.png") as picture:
+        assert Page(text).pictures == [tuple(map(str, picture.size))]
+    assert "img { max-width: none;" in text
+    (start,) = [line for line in text.splitlines() if "<img" in line]
+    assert start.startswith('<p class="wide"><img')  # where it is wider than the page, it scrolls
+    assert ".wide { overflow-x: auto; }" in text
+
+
 def test_of_a_real_run(program):
-    assert program("study", "thresholds", "--small", "--out", "run")[0] == 0
+    assert program("study", "thresholds", "--small", "--questions", 2, "--out", "run")[0] == 0
     assert program("report", "run")[0] == 0
     found = json.loads(Path("run/result.json").read_text())
     page = Page(Path("report.html").read_text())
@@ -88,6 +164,9 @@ def test_refusals(program, tmp_path, finished):
     code, _, err = program("report", tmp_path / "half")
     assert code == 2
     assert "is not finished" in err
+    (finished / "curve.png").rename(tmp_path / "curve.png")
+    assert "is not finished" in program("report", finished)[2]
+    (tmp_path / "curve.png").rename(finished / "curve.png")
     code, _, err = program("report", finished, "-o", "no/such/page.html")
     assert code == 2
     assert "there is no folder 'no/such'" in err

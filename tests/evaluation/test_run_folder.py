@@ -1,11 +1,14 @@
 """Run folders: they go on where they stopped, and refuse to mix what does not belong together."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from vlprune import Script
+from vlprune.cli.runs import RunOptions
 from vlprune.errors import UserError
 from vlprune.evaluation.run_folder import RunFolder, command_line, default_folder, read_manifest
 
@@ -86,6 +89,35 @@ def test_the_manifest_says_how_to_make_it_again(tmp_path):
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert command_line(manifest) == "vlprune eval --model pocket --data 'a b.jsonl' --keep 64,16"
     assert {"torch", "transformers", "device"} <= set(manifest["machine"])
+
+
+def test_no_two_ways_of_asking_share_a_default_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "q.jsonl").write_text("{}")
+    (tmp_path / "c.jsonl").write_text("{}")
+    usual = RunOptions("pocket", None, "test", 6, "exact", 0, None, 16, "cpu", None, None)
+    data = replace(usual, data=Path("a/q.jsonl"))
+    asked = [
+        *(("eval", usual), ("eval", replace(usual, questions=7)), ("eval", replace(usual, split="validation"))),
+        *(("eval", replace(usual, seed=1)), ("eval", replace(usual, clip="some/clip")), ("eval", data)),
+        *(("eval", replace(data, model="some/model")), ("eval", replace(data, match="contains"))),
+        *(("eval", replace(data, max_new_tokens=3)), ("eval", replace(data, data=Path("b/q.jsonl")))),
+        *(("study graph", usual), ("study graph", data), ("study overlap", usual), ("study overlap", data)),
+        *(("study redundancy", replace(usual, data=Path("a"))), ("study redundancy", replace(usual, data=Path(".")))),
+    ]
+    folders = []
+    for command, options in asked:
+        for small in (None,) if command == "eval" else (False, True):
+            settings = options.settings() | ({} if small is None else {"small": small})
+            folders.append(default_folder(command, settings))
+            RunFolder(folders[-1], command, settings)
+            assert default_folder(command, settings) == folders[-1]  # it goes on with its own
+    assert len(set(folders)) == len(folders)
+    assert folders[-1].name == f"redundancy-{tmp_path.name}-small"
+    (tmp_path / "a" / "q.jsonl").write_text("{ }")
+    assert default_folder("eval", data.settings()) not in folders  # the file holds other questions now
 
 
 def test_default_folders_do_not_collide(tmp_path, monkeypatch):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from vlprune.evaluation.stats import (
+    bootstrap_interval,
     bootstrap_means,
     mcnemar,
     paired_tests,
     pearson,
-    percentile_interval,
     relative_accuracy,
     spearman,
     wilson_interval,
@@ -47,8 +47,8 @@ def test_paired_tests():
     assert wilcoxon == pytest.approx(stats.wilcoxon(a, b, alternative="greater").pvalue)
     assert paired_tests(b, a)[0] == pytest.approx(1 - t)
     assert paired_tests(a, a) == (1.0, 1.0)
-    assert paired_tests([1.0, 0.5], [0.5, 0.0])[0] == 0.0
-    assert paired_tests([0.5, 0.0], [1.0, 0.5])[0] == 1.0
+    assert paired_tests([1.0, 0.5], [0.5, 0.0])[0] is None  # no spread: t is no number
+    assert paired_tests([0.5, 0.0], [1.0, 0.5])[0] is None
 
 
 def test_the_bootstrap_draws_images_and_not_questions():
@@ -63,8 +63,34 @@ def test_the_bootstrap_draws_images_and_not_questions():
 def test_relative_is_paired():
     unpruned = [True] * 50 + [False] * 50
     groups = [str(i) for i in range(100)]
-    assert relative_accuracy(unpruned, unpruned, groups) == (1.0, 1.0, 1.0)
-    share, low, high = relative_accuracy([True] * 40 + [False] * 60, unpruned, groups)
+    share, (low, high) = relative_accuracy([True] * 40 + [False] * 60, unpruned, groups)
     assert share == 0.8
     assert low < 0.8 < high
-    assert percentile_interval(np.arange(101)) == (2.5, 97.5)
+    assert bootstrap_interval(np.arange(101), groups, (0, 100)) == (2.5, 97.5)
+
+
+def test_no_interval_has_a_width_of_zero():
+    """Where the bootstrap has no spread, Wilson's score says how many images may be unlike those seen."""
+    right, groups = [True] * 50, [str(i) for i in range(50)]
+    low, high = wilson_interval(50, 50)
+    assert relative_accuracy(right, right, groups) == (1.0, (pytest.approx(low), pytest.approx(high)))
+    share, (low, high) = relative_accuracy([False] * 50, right, groups)
+    assert (share, low) == (0.0, 0.0)
+    assert high == pytest.approx(wilson_interval(0, 50)[1])
+    half = [True, False] * 25
+    _, (low, high) = relative_accuracy(half, half, groups)
+    assert low == pytest.approx(1 - wilson_interval(0, 50)[1])
+    assert high == pytest.approx(1 + wilson_interval(0, 50)[1])  # at most twice as many can be right
+    for outcomes in (half, right):  # one image tells next to nothing
+        _, (low, high) = relative_accuracy(outcomes, outcomes, ["one"] * 50)
+        assert high - low > 0.7
+    means = bootstrap_means([[0.1] * 3, [0.3] * 3], ["a", "b", "c"])
+    low, high = bootstrap_interval(means[:, 0] - means[:, 1], ["a", "b", "c"], (-1, 1))
+    assert low < -0.6 < -0.2 < 0.4 < high
+
+
+def test_relative_to_nothing():
+    assert relative_accuracy([True, False], [False, False], ["a", "b"]) is None
+    share, (low, high) = relative_accuracy([True, True, False], [True, False, False], ["a", "b", "c"])
+    assert share == 2
+    assert 0 <= low < high <= 3  # samples without a right answer are left out, and not a share of 10 to the 12

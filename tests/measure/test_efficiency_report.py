@@ -1,8 +1,12 @@
 """The efficiency table as it is printed."""
 
+import io
 import math
 
-from vlprune.measure.efficiency_report import EfficiencyReport, Row, Spread
+import pytest
+from rich.console import Console
+
+from vlprune.measure.efficiency_report import MAIN_TITLES, EfficiencyReport, Row, Spread
 
 
 def made(method, seconds, selection=0.0):
@@ -26,9 +30,30 @@ def made(method, seconds, selection=0.0):
     )
 
 
+ABOUT = dict.fromkeys(("model", "device", "dtype", "batch", "new_tokens", "repeats", "torch", "transformers"), "x")
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_number_and_no_name_is_cut(width):
+    rows = [made("all tokens", 12.345), made("script, keep=64 per tile", 1.2345, 0.0123)]
+    report = EfficiencyReport(rows, ABOUT)
+    titles, *cells = report.cells()
+    for wide in (False, True):
+        console = Console(width=width, record=True, file=io.StringIO())
+        console.print(report.to_table(wide=wide))
+        text = console.export_text()
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= width
+        assert "…" not in text
+        found = {cell.strip() for line in lines for cell in line.strip("│").split("│")}
+        for title, cell in ((title, cell) for row in cells for title, cell in zip(titles, row)):
+            if wide or width == 200 or title in MAIN_TITLES:
+                assert set(cell.splitlines()) <= found
+        assert ("with --wide also:" in " ".join(text.split())) == (width < 200 and not wide)
+
+
 def test_the_ratio_is_that_of_the_first_token():
-    about = dict.fromkeys(("model", "device", "dtype", "batch", "new_tokens", "repeats", "torch", "transformers"), "x")
-    report = EfficiencyReport([made("all tokens", 0.09), made("script", 0.02, 0.01)], about)
+    report = EfficiencyReport([made("all tokens", 0.09), made("script", 0.02, 0.01)], ABOUT)
     titles, *rows = report.cells()
     whole, pruned = (dict(zip(titles, cells)) for cells in rows)
     assert (whole["first token faster"], pruned["first token faster"]) == ("", "3.00×")

@@ -124,3 +124,12 @@ def test_an_image_from_its_pixels():
     assert abs(seen - NOISE[:, 10:70]).max() <= 1  # the middle of the image, which is what the model got
     with pytest.raises(ValueError, match="one image"):
         image_from_pixels(torch.zeros(1, 3, 4, 4), processor)
+
+
+@pytest.mark.parametrize("ending", ["gif", "webp", "png", "tiff"])
+def test_of_an_animated_image_the_first_frame_is_used(tmp_path, ending):
+    red, blue = (Image.new("RGB", (20, 20), color) for color in ("red", "blue"))
+    path = tmp_path / f"moving.{ending}"
+    red.save(path, save_all=True, append_images=[blue], **({"lossless": True} if ending == "webp" else {}))
+    with pytest.warns(UserWarning, match=r"moving.* is animated; the first of its 2 frames is used\.$"):
+        assert open_image(path).getpixel((3, 3))[0] > 200

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import BertConfig, BertModel, LlamaForCausalLM
 
 import vlprune.models
 from tests.support import llava_reference as reference
@@ -13,6 +13,7 @@ from tests.support import tiny_llava as tiny
 from vlprune import DppOnly, Random, Script, UnsupportedModel, attach
 from vlprune.methods import Method
 
+SMALL = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
 GREEDY = {"do_sample": False, "max_new_tokens": 6}
 
 
@@ -140,12 +141,24 @@ def test_generation_in_a_thread_of_its_own(model, single):
         assert pruner.last.after == 9
 
 
-def test_unsupported_models():
-    model = LlamaForCausalLM(tiny.text_config())
-    with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM.*nearest.*LlavaForConditionalGeneration.*'llava'"):
-        attach(model, Random(keep=9))
-    with pytest.raises(TypeError):
-        attach(model, Random(keep=9))
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            "llava",
+            "model='llava': pass a loaded model, such as AutoModelForImageTextToText.from_pretrained('llava').",
+        ),
+        (LlamaForCausalLM(tiny.text_config()), "model is a LlamaForCausalLM, which takes no images, so there is "),
+        (BertModel(BertConfig(**SMALL)), "model is a BertModel, which takes no images, so there is nothing to prune; "),
+        (tiny.clip(), "model is a CLIPModel, which vlprune does not support; the nearest supported class is "),
+    ],
+    ids=["a name", "llama", "bert", "clip"],
+)
+def test_unsupported_models(given, sentence):
+    with pytest.raises(UnsupportedModel) as error:
+        attach(given, Random(keep=9))
+    assert str(error.value).startswith(sentence)
+    assert isinstance(error.value, TypeError)
 
 
 def test_a_tower_that_is_not_supported(model):
@@ -174,6 +187,8 @@ def test_a_subclass_is_its_parents_family(model, single):
         ({"cache_bytes": -1}, ValueError, "cache_bytes=-1"),
         ({"cache_bytes": True}, ValueError, "cache_bytes=True"),
         ({"dual_encoder": 3}, TypeError, "dual_encoder=3"),
+        ({"processor": 5}, TypeError, "processor=5: pass the model's processor or tokenizer, or leave it out."),
+        ({"processor": "llava"}, TypeError, r"processor='llava': .* AutoProcessor.from_pretrained\('llava'\)"),
         ({"method": Script(relevance="clip")}, ValueError, "needs attach"),
     ],
 )
@@ -195,17 +210,6 @@ def test_flash_attention_and_original_positions(model, single):
         with pytest.raises(ValueError, match="packed sequences"):
             model.generate(**single, **GREEDY)
         model.config.text_config._attn_implementation = "sdpa"
-
-
-def test_a_method_that_returns_something_else(model, single):
-    class Odd(Method):
-        name = "odd"
-
-        def select(self, view, query):
-            return [1, 2, 3]
-
-    with attach(model, Odd(keep=3)), pytest.raises(TypeError, match="'odd' must return a Selection"):
-        model.generate(**single, **GREEDY)
 
 
 def test_precomputed_vision_is_pruned_too(model, processor, single):

@@ -1,7 +1,10 @@
 """Encode once, ask many."""
 
+import re
+
 import pytest
 import torch
+from PIL import Image
 
 from tests.support import llava_reference as reference
 from tests.support import tiny_llava as tiny
@@ -167,3 +170,21 @@ def test_ask_many_wants_a_processor_and_questions(model, processor):
         for questions in ("is it red ?", [], [3], ["is <image> red ?"]):
             with pytest.raises(ValueError, match="questions="):
                 pruner.ask_many(tiny.picture(0), questions)
+
+
+def test_ask_many_about_a_file(model, processor, tmp_path):
+    pixels = tiny.picture(0).permute(1, 2, 0).numpy()
+    path = tmp_path / "photo.png"
+    Image.fromarray(pixels).save(path)
+    with attach(model, Random(keep=KEEP), processor=processor) as pruner:
+        expected = pruner.ask_many(tiny.picture(0), ["is it red ?"], **GREEDY)
+        for image in (path, str(path), Image.fromarray(pixels), pixels):
+            assert pruner.ask_many(image, ["is it red ?"], **GREEDY) == expected
+        for image, sentence in {
+            "nofile.png": "there is no file 'nofile.png'.",
+            "https://a.b/c.png": "'https://a.b/c.png' is an address, and only files are read: download it first.",
+        }.items():
+            with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+                pruner.ask_many(image, ["is it red ?"])
+        with pytest.raises(TypeError, match=r"^image=5: pass an image, or the path of one\.$"):
+            pruner.ask_many(5, ["is it red ?"])

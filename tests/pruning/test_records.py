@@ -67,6 +67,8 @@ def test_what_a_method_lacks_is_none(model, single):
 def test_records_are_of_the_most_recent_call(model, processor, ragged, single):
     with attach(model, Script(keep=KEEP), processor=processor) as pruner:
         assert pruner.records == []
+        with pytest.raises(LookupError, match=r"^no call yet, so there is no record: call model\.generate"):
+            pruner.last  # noqa: B018
         model.generate(**ragged, **GREEDY)
         assert len(pruner.records) == 4
         model(**single)
@@ -74,6 +76,17 @@ def test_records_are_of_the_most_recent_call(model, processor, ragged, single):
         text = {name: single[name][:, -4:] for name in ("input_ids", "attention_mask")}
         model(**text)
         assert pruner.records == []
+        with pytest.raises(LookupError, match=r"^the most recent call had no images"):
+            pruner.last  # noqa: B018
+
+
+@pytest.mark.parametrize(("call", "options"), [("generate", GREEDY), ("__call__", {})])
+def test_a_first_call_without_images(model, single, call, options):
+    text = {name: single[name][:, -4:] for name in ("input_ids", "attention_mask")}
+    with attach(model, Random(keep=KEEP)) as pruner:
+        getattr(model, call)(**text, **options)
+        with pytest.raises(LookupError, match=r"^the most recent call had no images"):
+            pruner.last  # noqa: B018
 
 
 def test_ratio_budgets(model, single):

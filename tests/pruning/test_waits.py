@@ -6,27 +6,15 @@ import torch
 from tests.support import tiny_llava as tiny
 from tests.support.families.llava import LlavaNext, LlavaOnevision
 from tests.support.pretended_device import PLACE, Device, moved
-from vlprune import attach
-from vlprune.methods.base import Method
+from vlprune import UniformGrid, attach
 from vlprune.models import family_of
 from vlprune.pruning.probe import merge_images
-from vlprune.types import Selection
 
 #: transformers counts an image's tokens and copies the number to the device, where nobody reads it; and we lay out
 #: the tower's states, by the same function.
 PACKING = ("in pack_image_features",)
 #: How many newlines stay depends on what was chosen.
 NEWLINES = "in apply"
-
-
-class First(Method):
-    """Keeps the first tokens: no question, nothing to compute."""
-
-    name = "first"
-
-    def select(self, view, query):
-        kept = torch.arange(self.count(view.n), device=view.features.device).expand(len(view.features), -1)
-        return Selection(kept=kept)
 
 
 class Watched:
@@ -70,7 +58,7 @@ def test_merging(one):
 
 def test_from_the_tower_to_generate(one):
     model = moved(tiny.llava())
-    with attach(model, First(keep=4), cache_bytes=0):
+    with attach(model, UniformGrid(keep=4), cache_bytes=0):
         lines = Watched(model, lambda: model.generate(**one, do_sample=False, max_new_tokens=1)).lines
     assert [line for line in lines if not line.startswith("transformers/generation")] == []
 
@@ -78,7 +66,7 @@ def test_from_the_tower_to_generate(one):
 @pytest.mark.parametrize("case", [LlavaNext(), LlavaOnevision()], ids=lambda case: case.name)
 def test_images_in_tiles(case):
     model, batch = moved(case.model()), moved(case.batch([case.samples("ragged")[0]]))
-    with attach(model, First(keep=4), cache_bytes=0):
+    with attach(model, UniformGrid(keep=4), cache_bytes=0):
         lines = Watched(model, lambda: model.generate(**batch, do_sample=False, max_new_tokens=1)).lines
     ours = [line for line in lines if not line.startswith("transformers/generation")]
     assert [line for line in ours if not any(part in line for part in PACKING)] == [
@@ -89,16 +77,16 @@ def test_images_in_tiles(case):
 
 def test_the_same_answer_as_on_the_cpu(single):
     model, inputs = tiny.llava(), {name: value.cpu() for name, value in single.items()}
-    with attach(model, First(keep=4)):
+    with attach(model, UniformGrid(keep=4)):
         expected = model.generate(**inputs, do_sample=False, max_new_tokens=3)
     model = moved(model)
-    with attach(model, First(keep=4), cache_bytes=0), Device():
+    with attach(model, UniformGrid(keep=4), cache_bytes=0), Device():
         found = model.generate(**moved(inputs), do_sample=False, max_new_tokens=3)
     assert torch.equal(found.values, expected)
 
 
 def test_placeholders_are_still_counted(model, single):
     short = {**single, "input_ids": single["input_ids"][:, 3:], "attention_mask": single["attention_mask"][:, 3:]}
-    with attach(model, First(keep=4)), pytest.raises(ValueError, match="do not match, tokens: 35, features: "):
+    with attach(model, UniformGrid(keep=4)), pytest.raises(ValueError, match="do not match, tokens: 35, features: "):
         model.generate(**short)
     assert "get_placeholder_mask" not in model.base_model.__dict__

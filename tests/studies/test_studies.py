@@ -1,6 +1,7 @@
 """Every study in its small setting: what it writes, and whether its numbers are what they claim to be."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -113,11 +114,21 @@ def check_adaptive(data):
 @pytest.mark.parametrize("name", STUDIES)
 def test_small(program, name):
     pytest.importorskip("scipy")
-    code, out, err = program("study", name, "--small", "--out", "run")
+    count = 1 if get_study(name).NEEDS == "answers" else 2  # 1: all are about one scene
+    code, out, err = program("study", name, "--small", "--questions", count, "--out", "run")
     assert code == 0, err
     found = json.loads(Path("run/result.json").read_text())
     globals()[f"check_{name}"](found["data"])
     text = Path("run/result.md").read_text()
+    asked = "2 images" if name in ("redundancy", "thresholds") else f"{count * 4 ** (name == 'significance')} questions"
+    notice = f"A small run: {asked}" + " of each kind" * ("questions" in asked) + "; for a look, not for a claim."
+    assert found["notice"] == notice
+    assert out.startswith(notice + "\n")
+    assert text.splitlines()[2] == f"**{notice}**"
+    cells = [cell for table in found["tables"] for row in table["rows"] for cell in row]
+    intervals = [ends.split(", ") for cell in cells for ends in re.findall(r"\[(.+)\]", cell)]
+    assert [ends for ends in intervals if ends[0] == ends[1]] == []
+    assert bool(intervals) == (name not in ("redundancy", "thresholds", "preferences"))
     for table in found["tables"]:
         assert table["title"] in out
         assert table["rows"]
@@ -132,7 +143,7 @@ def test_every_study_has_what_a_study_has():
     for name in STUDIES:
         study = get_study(name)
         assert study.NEEDS in ("images", "answers", "scenes")
-        assert study.QUESTIONS[0] > study.QUESTIONS[1] >= 1
+        assert study.QUESTIONS[0] > study.QUESTIONS[1] >= 5  # enough to say something
         assert bool(study.KEEP) == (study.NEEDS != "images")
         assert callable(study.study)
     with pytest.raises(ValueError, match="no such study"):
@@ -170,11 +181,30 @@ def test_on_another_model_and_data(program, tmp_path, checkpoint, name, words):
     assert json.loads(Path("run/result.json").read_text())["tables"][0]["rows"]
 
 
+def test_only_small_runs_are_marked(program, tmp_path):
+    data = write_questions(tmp_path)
+    words = ("study", "overlap", "--data", data, "--keep", "16")
+    assert program(*words, "--small")[1].startswith("A small run: 6 questions; for a look, not for a claim.\n")
+    assert "A small run" not in program(*words)[1]
+    assert json.loads(Path("runs/overlap-data/result.json").read_text())["notice"] == ""
+    assert program("report", "runs/overlap-data", "runs/overlap-data-small")[0] == 0
+    page = Path("report.html").read_text()
+    assert page.count("A small run") == page.count('class="notice"') == 1
+
+
+def test_small_and_full_runs_have_folders_of_their_own(program):
+    """Also where a study has no budgets."""
+    assert program("study", "thresholds", "--questions", 1)[0] == 0
+    assert program("study", "thresholds", "--questions", 1, "--small")[0] == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["thresholds", "thresholds-small"]
+
+
 def test_scipy_is_asked_for_before_anything_is_done(program, monkeypatch):
     def missing():
         raise UserError("this study needs scipy: pip install 'vlprune[studies]'.")
 
     monkeypatch.setattr("vlprune.studies.significance.import_scipy_stats", missing)
     code, _, err = program("study", "significance", "--small", "--out", "run")
-    assert (code, err) == (2, "vlprune: this study needs scipy: pip install 'vlprune[studies]'.\n")
+    assert code == 2
+    assert err.splitlines()[-1] == "vlprune: this study needs scipy: pip install 'vlprune[studies]'."
     assert not list(Path("run/answers").iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 import sys
@@ -18,6 +19,7 @@ from vlprune.cli.demo import demo
 from vlprune.cli.evaluate import evaluate
 from vlprune.cli.lists import methods, models
 from vlprune.cli.report import report
+from vlprune.cli.scene import scene
 from vlprune.cli.study import study
 from vlprune.errors import UserError
 
@@ -30,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (ask, compare, demo, methods, models, bench):
+for command in (ask, compare, demo, scene, methods, models, bench):
     app.command()(command)
 app.command("eval")(evaluate)
 app.command()(study)
@@ -64,10 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         with warnings.catch_warnings():
             warnings.showwarning = print_own
             code = app(args=given, prog_name="vlprune", standalone_mode=False)
+            sys.stdout.flush()
     except UserError as error:
         sentence, code = str(error), 2
     except UsageError as error:
         sentence, code = explain_usage_error(error), 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        sentence, code = f"{error.filename or 'the output'} cannot be written: the disk is full.", 2
     except (KeyboardInterrupt, typer.Abort):
         sentence, code = "stopped.", 130
     else:

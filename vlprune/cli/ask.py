@@ -11,6 +11,7 @@ import typer
 from vlprune.budget import Budget
 from vlprune.cli.files import check_picture_path, read_image, read_video, write_picture
 from vlprune.cli.options import (
+    KEEP_HELP,
     AsJson,
     ClipName,
     Device,
@@ -20,10 +21,11 @@ from vlprune.cli.options import (
     ModelName,
     Question,
     Settings,
+    Wide,
     check_question,
     parse_method,
 )
-from vlprune.cli.terminal import console
+from vlprune.cli.terminal import console, show_steps
 from vlprune.errors import UserError
 from vlprune.evaluation.load_model import load_model
 from vlprune.evaluation.one_question import (
@@ -36,6 +38,7 @@ from vlprune.evaluation.one_question import (
     picture_backgrounds,
     prepare_inputs,
     tokens_as_json,
+    warn_of_limits,
     whole_cost,
 )
 
@@ -53,7 +56,7 @@ def ask(
         str | None,
         typer.Option(
             "--keep",
-            help="Tokens to keep per image or video: a number or a ratio (0.1); 64, or the preset's, if not said.",
+            help=f"{KEEP_HELP} If not said: 64, or what the preset says.",
         ),
     ] = None,
     per_tile: Annotated[
@@ -75,6 +78,7 @@ def ask(
     force: Force = False,
     max_new_tokens: MaxNewTokens = 64,
     device: Device = "auto",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask about an image or a video, with only the tokens that the question needs."""
@@ -86,16 +90,20 @@ def ask(
     budget = parse_quota(keep, per_tile, per_frame, compete, video)
     check_question(question)
     target = check_picture_path(show, path, model, clip, force=force) if show is not None else None
-    shown = read_video(path, frames or DEFAULT_FRAMES) if video else read_image(path)
-    chosen = parse_method(method, budget, settings, preset)
-    loaded = load_model(model, clip, device, video=video)
-    inputs = prepare_inputs(loaded, shown, question)
-    with attach_pruner(loaded, chosen, question) as pruner:
-        run = measure_answer(loaded, pruner, inputs, max_new_tokens=max_new_tokens)
+    image = None if video else read_image(path)
+    with show_steps(f"loading {model}", quiet=as_json) as steps:
+        shown = image or read_video(path, frames or DEFAULT_FRAMES, steps)
+        steps.begin(f"loading {model}")
+        chosen = parse_method(method, budget, settings, preset)
+        loaded = load_model(model, clip, device, video=video)
+        inputs = prepare_inputs(loaded, shown, question)
+        with attach_pruner(loaded, chosen, question) as pruner, steps.follow(loaded.model):
+            run = measure_answer(loaded, pruner, inputs, max_new_tokens=max_new_tokens)
     answer, record = decode_answer(loaded, run), join_records(pruner.records)
+    warn_of_limits(loaded, shown, question, answer)
     if target is not None:
         background = picture_backgrounds(loaded, inputs, shown, record)
-        write_picture(target, background, [record], titles=[f"{question} → {answer}"])
+        write_picture(target, background, [record], titles=[f"{question} → {answer or '(nothing)'}"])
     if as_json:
         found = {"question": question, "answer": answer, "model": model, "method": chosen.name, "preset": preset}
         found["keep"] = keep if "+" in method else _keep_as_json(chosen.keep, video)
@@ -103,10 +111,10 @@ def ask(
         return
     from vlprune.cli.tables import cost_table, median_costs
 
-    console().print(answer, markup=False, highlight=False)
+    console().print(answer or "(nothing)", markup=False, highlight=False)
     print(describe_counts(pruner.records))
     whole = (f"all {record.before}, by formula", whole_cost(loaded, run, record))
-    console().print(cost_table([whole, (f"{record.after} of {record.before}", median_costs([run]))]))
+    console().print(cost_table([whole, (f"{record.after} of {record.before}", median_costs([run]))], wide=wide))
     if target is not None:
         print(f"wrote {target}")
 

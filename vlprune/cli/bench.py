@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from vlprune.budget import Budget
-from vlprune.cli.files import check_output_path
-from vlprune.cli.options import DEFAULT_KEEP, parse_method, split_list
-from vlprune.cli.terminal import console, progress_bar
+from vlprune.cli.files import check_output_path, write_text
+from vlprune.cli.options import DEFAULT_KEEP, AsJson, Force, Wide, parse_method, split_list
+from vlprune.cli.terminal import Steps, console, show_steps
 from vlprune.errors import UserError
 from vlprune.evaluation.load_model import load_model, pick_device
 from vlprune.evaluation.one_question import prepare_inputs
@@ -21,16 +21,28 @@ if TYPE_CHECKING:
     from vlprune.measure.efficiency import EfficiencyReport
     from vlprune.methods import Method
 
+#: The names in `vlprune.measure.architectures`, which takes too long to load for a help text.
+ARCHITECTURE_NAMES = (
+    "llava-1.5-7b",
+    "llava-next-7b",
+    "llava-onevision-7b",
+    "llava-video-7b",
+    "internvl3-8b",
+    "qwen2.5-vl-7b",
+)
 QUESTION = "what is to be seen in this image?"
 
 
 def bench(
     model: Annotated[
-        str, typer.Option("--model", help="pocket, a folder, a hub id, or with --random-weights an architecture.")
+        str, typer.Option("--model", help="pocket, a folder, a hub id, or with --random-weights one of its names.")
     ] = "pocket",
     random_weights: Annotated[
         bool,
-        typer.Option("--random-weights", help="Build the published architecture of that name, without a checkpoint."),
+        typer.Option(
+            "--random-weights",
+            help=f"Build a published architecture without its checkpoint: {', '.join(ARCHITECTURE_NAMES)}.",
+        ),
     ] = False,
     methods: Annotated[str, typer.Option(help="Methods, with commas: see `vlprune methods`.")] = "script",
     keep: Annotated[str | None, typer.Option(help="Numbers of tokens or ratios, with commas; 64 if not said.")] = None,
@@ -48,28 +60,42 @@ def bench(
         str | None, typer.Option(help="A CLIP or SigLIP that the model was built on, for relevance.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; a GPU where there is one.")] = "auto",
-    out_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
-    out_markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the table there.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there already.")] = False,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(help="Write all figures to a file (.json), or the table (.md); may be repeated."),
+    ] = None,
+    force: Force = False,
+    wide: Wide = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure what pruning saves: tokens, operations, milliseconds, memory."""
     from vlprune.errors import UnsupportedModel
 
-    for path in (out_json, out_markdown):
-        if path is not None:
-            check_output_path(path, model, clip, force=force)
-    chosen = parse_methods(methods, keep, per_tile, per_frame)
+    for path in out or ():
+        if path.suffix not in (".json", ".md"):
+            raise UserError(f"--out {path}: its name must end in .json or .md.")
+        check_output_path(path, model, clip, force=force)
+    if random_weights and model not in ARCHITECTURE_NAMES:
+        raise UserError(
+            f"--random-weights --model {model}: no such architecture; choose from {', '.join(ARCHITECTURE_NAMES)}."
+        )
     options = {"cuda_graphs": "compile" if compiled else cuda_graphs, "new_tokens": new, "repeats": repeats}
-    try:
-        subject = _random_model(model, text, batch, device) if random_weights else _real_model(model, clip, device)
-        report = _measure(model, subject, chosen, options)
-    except UnsupportedModel as error:
-        raise UserError(f"--model {model}: {error}") from error
-    console().print(report.to_table())
-    if out_json is not None:
-        out_json.write_text(json.dumps(report.to_json(), indent=1) + "\n")
-    if out_markdown is not None:
-        out_markdown.write_text(report.to_markdown())
+    with show_steps(f"loading {model}", quiet=as_json) as steps:
+        chosen = parse_methods(methods, keep, per_tile, per_frame)
+        try:
+            subject = _random_model(model, text, batch, device) if random_weights else _real_model(model, clip, device)
+            report = _measure(model, subject, chosen, options, steps)
+        except UnsupportedModel as error:
+            raise UserError(f"--model {model}: {error}") from error
+    figures = json.dumps(report.to_json(), indent=1) + "\n"
+    for path in out or ():
+        write_text(path, figures if path.suffix == ".json" else report.to_markdown())
+    if as_json:
+        print(figures, end="")
+        return
+    console().print(report.to_table(wide=wide))
+    for path in out or ():
+        print(f"wrote {path}")
 
 
 def parse_methods(names: str, keep: str | None, per_tile: int | None, per_frame: int | None) -> list[Method]:
@@ -80,7 +106,7 @@ def parse_methods(names: str, keep: str | None, per_tile: int | None, per_frame:
     wanted = split_list(names)
     if not wanted:
         raise UserError(f"--methods {names}: name at least one.")
-    return [parse_method(name, budget) for name in wanted for budget in budgets or [str(DEFAULT_KEEP)]]
+    return [parse_method(name, budget, listed=True) for name in wanted for budget in budgets or [str(DEFAULT_KEEP)]]
 
 
 class _Subject(NamedTuple):
@@ -95,10 +121,7 @@ def _random_model(name: str, text: int, batch: int, device: str) -> _Subject:
     """A published architecture with random weights."""
     from vlprune.measure.architectures import get_architecture
 
-    try:
-        one = get_architecture(name)
-    except ValueError as error:
-        raise UserError(f"--random-weights --model {name}: {str(error).partition(': ')[2]}") from error
+    one = get_architecture(name)
     model = one.build(str(pick_device(device)))
     return _Subject(model, one.inputs(model, text, batch), {})
 
@@ -126,15 +149,15 @@ def _noise(size: int = 672) -> Any:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8))
 
 
-def _measure(name: str, subject: _Subject, methods: Sequence[Method], options: dict[str, Any]) -> EfficiencyReport:
-    """The report of all methods, made under a progress bar."""
+def _measure(
+    name: str, subject: _Subject, methods: Sequence[Method], options: dict[str, Any], steps: Steps
+) -> EfficiencyReport:
+    """The report of all methods; `steps` show how far it has come."""
     from vlprune.measure.efficiency import count_generate_calls, measure_efficiency
 
     model, inputs, attaching = subject
-    with progress_bar() as progress:
-        task = progress.add_task(f"measuring {name}", total=count_generate_calls(methods, options["repeats"]))
-        options = {**options, "name": name, "tick": lambda: progress.advance(task)}
-        try:
-            return measure_efficiency(model, inputs, methods, **options, **attaching)
-        except ValueError as error:  # a budget or setting that does not go with this model
-            raise UserError(f"--methods: {error}") from error
+    steps.begin(f"measuring {name}", total=count_generate_calls(methods, options["repeats"]))
+    try:
+        return measure_efficiency(model, inputs, methods, name=name, tick=steps.advance, **options, **attaching)
+    except ValueError as error:  # a budget or setting that does not go with this model
+        raise UserError(f"--methods: {error}") from error

@@ -19,15 +19,16 @@ from vlprune.cli.options import (
     MaxNewTokens,
     ModelName,
     Question,
+    Wide,
     check_question,
     parse_keep,
     parse_method,
     split_list,
 )
-from vlprune.cli.terminal import console, progress_bar
+from vlprune.cli.terminal import console, show_steps
 from vlprune.errors import UserError
 from vlprune.evaluation.load_model import load_model
-from vlprune.evaluation.one_question import picture_backgrounds, prepare_inputs
+from vlprune.evaluation.one_question import picture_backgrounds, prepare_inputs, warn_of_limits
 
 
 def compare(
@@ -46,6 +47,7 @@ def compare(
     force: Force = False,
     max_new_tokens: MaxNewTokens = 64,
     device: Device = "auto",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """See all methods side by side on one image and question.
@@ -53,27 +55,24 @@ def compare(
     Prints what each answers, how many tokens it keeps and what it takes, and writes a picture of what each keeps. A
     method that cannot run on the model is listed with the reason.
     """
-    from vlprune.evaluation.compare import compare_methods
-    from vlprune.methods import list_methods
-
     check_question(question)
-    wanted = list_methods() if names is None else split_list(names)
-    if not wanted:
+    if names is not None and not split_list(names):
         raise UserError("--methods is empty: name some, with commas between, or leave it out for all.")
     target = check_picture_path(show, path, model, clip, force=force)
     image = read_image(path)
-    methods = [parse_method(name, keep) for name in dict.fromkeys(wanted)]
-    loaded = load_model(model, clip, device)
-    inputs = prepare_inputs(loaded, image, question)
-    with progress_bar() as progress:
-        task = progress.add_task("", total=1 + len(methods))
+    with show_steps(f"loading {model}", quiet=as_json) as steps:
+        from vlprune.evaluation.compare import compare_methods
+        from vlprune.methods import list_methods
 
-        def tick(name: str) -> None:
-            progress.update(task, description=name, advance=1)
-
+        wanted = list_methods() if names is None else split_list(names)
+        methods = [parse_method(name, keep, listed=True) for name in dict.fromkeys(wanted)]
+        loaded = load_model(model, clip, device)
+        inputs = prepare_inputs(loaded, image, question)
+        steps.begin("answering", total=1 + len(methods))
         options = {"repeats": repeats, "max_new_tokens": max_new_tokens}
-        results = compare_methods(loaded, methods, inputs, question, tick=tick, **options)
+        results = compare_methods(loaded, methods, inputs, question, tick=steps.advance, **options)
     plain, *others = results
+    warn_of_limits(loaded, image, question, plain.answer)
     records = {result.name: result.record for result in others if result.records}
     background = picture_backgrounds(loaded, inputs, image, next(iter(records.values())))
     titles = {result.name: result.title for result in results} | {"": plain.title}
@@ -87,5 +86,5 @@ def compare(
         return
     from vlprune.cli.tables import compare_table
 
-    console().print(compare_table(results, vision))
+    console().print(compare_table(results, vision, wide=wide))
     print(f"wrote {target}")

@@ -9,20 +9,28 @@ from typing import Annotated
 import typer
 
 from vlprune.cli.files import check_picture_path, write_picture
-from vlprune.cli.options import DEFAULT_KEEP, AsJson, Device, Force, Keep, MethodName, Settings, parse_method
-from vlprune.cli.terminal import console
+from vlprune.cli.options import DEFAULT_KEEP, AsJson, Device, Force, Keep, MethodName, Settings, Wide, parse_method
+from vlprune.cli.terminal import console, show_steps
 from vlprune.evaluation.load_model import load_model
 
 
 def demo(
-    scene: Annotated[int, typer.Option(min=0, help="Which scene of the test split to draw.")] = 0,
+    scene: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Which scene of the test split to draw; if not said 18, which is the middle one of the first 21 by "
+            "how well relevance finds what is asked about.",
+        ),
+    ] = None,
     method: MethodName = "script",
     keep: Keep = str(DEFAULT_KEEP),
     settings: Settings = None,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("vlprune-demo.png"),
     force: Force = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each question is timed.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each question is timed; the medians count.")] = 1,
     device: Device = "auto",
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """See it at work on the model that comes with vlprune.
@@ -30,13 +38,15 @@ def demo(
     Draws a scene, asks about it with all tokens and with few, prints answers and costs, and writes a picture of what
     was kept, and why.
     """
-    from vlprune.evaluation.demo import run_demo
-
     target = check_picture_path(out, force=force)
-    chosen = parse_method(method, keep, settings)
-    loaded = load_model("pocket", None, device)
-    result = run_demo(loaded, chosen, scene, repeats)
-    write_picture(target, **result.picture())
+    with show_steps("loading pocket, the small model that comes with vlprune", quiet=as_json) as steps:
+        from vlprune.evaluation.demo import DEMO_SCENE, run_demo
+
+        chosen = parse_method(method, keep, settings)
+        loaded = load_model("pocket", None, device)
+        result = run_demo(loaded, chosen, DEMO_SCENE if scene is None else scene, repeats, tick=steps.begin)
+        steps.begin("drawing")
+        write_picture(target, **result.picture())
     if as_json:
         found = {"scene": result.scene.name, "method": chosen.name, "keep": keep if "+" in method else chosen.keep}
         print(json.dumps({**found, "questions": [answer.to_json() for answer in result.answers]}, indent=2))
@@ -48,5 +58,6 @@ def demo(
     visual, kept = (cost.visual_tokens for cost in costs[0])
     titles = (f"all {visual}", f"{kept} of {visual}")
     console().print(answer_table(questions, [answer.answers for answer in result.answers], titles))
-    console().print(cost_table([(title, median_costs([pair[i] for pair in costs])) for i, title in enumerate(titles)]))
+    medians = [(title, median_costs([pair[i] for pair in costs])) for i, title in enumerate(titles)]
+    console().print(cost_table(medians, wide=wide))
     print(f"wrote {target}")

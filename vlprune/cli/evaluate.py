@@ -19,6 +19,7 @@ from vlprune.cli.runs import (
     parse_budgets,
     write_result,
 )
+from vlprune.cli.terminal import show_steps
 from vlprune.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,11 +51,12 @@ def evaluate(
     Asks every question with all tokens and by every method at every budget, and the oracle, which knows where to look.
     A run that was stopped goes on where it was when started again.
     """
-    methods = parse_methods(names, keep)
-    if data is None and "oracle" not in methods and names == "all":
-        methods["oracle"] = _oracles(keep)
     options = RunOptions(model, data, split, questions, match, seed, clip, max_new_tokens, device, batch, out)
-    with open_evaluation("eval", options, asked={"methods": names, "keep": keep}) as evaluation:
+    with show_steps(f"loading {model}", quiet=as_json) as steps:
+        methods = parse_methods(names, keep)
+        if data is None and "oracle" not in methods and names == "all":
+            methods["oracle"] = _oracles(keep)
+        evaluation = open_evaluation("eval", options, steps, asked={"methods": names, "keep": keep})
         from vlprune.evaluation.accuracy import evaluate_methods
 
         result = evaluate_methods(evaluation, methods)
@@ -74,7 +76,7 @@ def parse_methods(names: str, keep: str) -> dict[str, dict[str, Method]]:
         if name == "oracle" and not pairs:
             methods[spec] = _oracles(keep)
         else:
-            methods[spec] = {budget: parse_method(name, budget, pairs) for budget in parse_budgets(keep)}
+            methods[spec] = {budget: parse_method(name, budget, pairs, listed=True) for budget in parse_budgets(keep)}
     return methods
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlprune.cli.terminal import progress_bar
 from vlprune.errors import UserError
 
 if TYPE_CHECKING:
     from PIL import Image
 
+    from vlprune.cli.terminal import Steps
     from vlprune.media.video import Clip
 
 PICTURE_ENDINGS = (".png", ".pdf", ".svg", ".jpg")
@@ -46,17 +46,24 @@ def read_image(path: Path) -> Image.Image:
         raise UserError(str(error)) from error
 
 
-def read_video(path: Path, frames: int) -> Clip:
-    """So many frames of a video; a bar shows how far its decoding has come."""
+def read_video(path: Path, frames: int, steps: Steps) -> Clip:
+    """So many frames of a video; `steps` show how far its decoding has come."""
     from vlprune.media.image import ImageError
     from vlprune.media.video import read_clip
 
-    with progress_bar() as progress:
-        task = progress.add_task(f"decoding {path.name}", total=None)
-        try:
-            return read_clip(path, frames, tick=lambda done, of: progress.update(task, completed=done, total=of))
-        except ImageError as error:
-            raise UserError(str(error)) from error
+    steps.begin(f"decoding {path.name}")
+    try:
+        return read_clip(path, frames, tick=steps.reach)
+    except ImageError as error:
+        raise UserError(str(error)) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text to a file."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be written ({error.strerror or error}).") from error
 
 
 def write_picture(path: Path, image: Any, records: Any, **options: Any) -> None:

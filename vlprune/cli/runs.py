@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlprune.cli.options import split_list
-from vlprune.cli.terminal import console, progress_bar
+from vlprune.cli.terminal import Steps, console
 from vlprune.errors import UserError
 from vlprune.evaluation.load_model import load_model
 
@@ -99,17 +98,17 @@ def _digest(path: Path) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-@contextmanager
 def open_evaluation(
     command: str,
     options: RunOptions,
+    steps: Steps,
     *,
     need_answers: bool = True,
     keep: tuple[int | float, ...] = (),
-    small: bool = False,
+    small: bool | None = None,
     asked: Mapping[str, Any] | None = None,
-) -> Iterator[Evaluation]:
-    """The model, questions and run folder of a command, under a bar that shows how far it has come.
+) -> Evaluation:
+    """The model, questions and run folder of a command; `steps` show how far it has come.
 
     `keep` and `small` are a study's; `asked` are options that may change when the run goes on.
     """
@@ -117,7 +116,7 @@ def open_evaluation(
 
     options.check()
     questions = options.read_questions(need_answers)
-    settings = options.settings() | ({"keep": list(keep), "small": small} if keep else {})
+    settings = options.settings() | ({"keep": list(keep)} if keep else {}) | ({} if small is None else {"small": small})
     path = options.out or default_folder(command, settings)
     known = RunFolder(path, command, settings, asked) if path.exists() else None  # refused before the model is loaded
     loaded = load_model(options.model, options.clip, options.device)
@@ -127,28 +126,20 @@ def open_evaluation(
 
     from vlprune.evaluation.answers import Evaluation
 
-    with progress_bar() as progress:
-        task = progress.add_task(command, total=0)
-
-        def tick(name: str, count: int) -> None:
-            progress.update(task, description=name, advance=count)
-
-        def expect(count: int) -> None:
-            progress.update(task, total=(progress.tasks[task].total or 0) + count)
-
-        yield Evaluation(
-            loaded,
-            questions,
-            run_folder,
-            options.batch or usual_batch,
-            options.seed,
-            max_new_tokens=1 if drawn else options.max_new_tokens,
-            match="exact" if drawn else options.match,
-            small=small,
-            keep=keep,
-            tick=tick,
-            expect=expect,
-        )
+    steps.begin(command)
+    return Evaluation(
+        loaded,
+        questions,
+        run_folder,
+        options.batch or usual_batch,
+        options.seed,
+        max_new_tokens=1 if drawn else options.max_new_tokens,
+        match="exact" if drawn else options.match,
+        small=bool(small),
+        keep=keep,
+        tick=steps.advance,
+        expect=steps.expect,
+    )
 
 
 def parse_budgets(keep: str) -> list[str]:
@@ -165,6 +156,9 @@ def write_result(result: StudyResult, folder: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(json.loads((folder / "result.json").read_text(encoding="utf-8")), indent=1))
         return
+    if result.notice:
+        console().print(result.notice, style="bold", highlight=False)
     for table in result.tables:
-        console().print(table.to_rich())
+        for part in table.to_rich(console().width):
+            console().print(part)
     print(f"wrote {folder}/result.md, result.json and {', '.join(f'{name}.png' for name in result.figures)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,13 +20,14 @@ from vlprune.cli.runs import (
     parse_budgets,
     write_result,
 )
+from vlprune.cli.terminal import show_steps
 from vlprune.errors import UserError
-from vlprune.studies import STUDIES, get_study
+from vlprune.studies import STUDIES, get_study, small_notice
 
 
 def study(
     name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(STUDIES)}.")],
-    small: Annotated[bool, typer.Option("--small", help="A few questions only: well under a minute on a CPU.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Few questions, for a look: about a minute on a CPU.")] = False,
     model: ModelName = "pocket",
     keep: Annotated[str | None, typer.Option(help="Budgets in place of the study's own.")] = None,
     split: Split = "validation",
@@ -46,15 +47,19 @@ def study(
     """Repeat a study of the paper: tables, figures and numbers, in a folder."""
     if name not in STUDIES:
         raise UserError(f"study {name}: no such study; {suggest_name(name, list(STUDIES))}")
-    chosen = get_study(name)
-    if chosen.NEEDS == "scenes" and data is not None:
-        raise UserError(f"study {name} needs to know where things are, so it goes with the pocket world and no --data.")
-    count = questions or chosen.QUESTIONS[small]
-    budgets = tuple(parse_fixed_keep(text) for text in parse_budgets(keep)) if keep else chosen.KEEP
-    options = RunOptions(model, data, split, count, match, seed, clip, max_new_tokens, device, batch, out)
-    need_answers = chosen.NEEDS != "images"
-    with open_evaluation(f"study {name}", options, need_answers=need_answers, keep=budgets, small=small) as evaluation:
+    with show_steps(f"loading {model}", quiet=as_json) as steps:
+        chosen = get_study(name)
+        if chosen.NEEDS == "scenes" and data is not None:
+            raise UserError(
+                f"study {name} needs to know where things are, so it goes with the pocket world and no --data."
+            )
+        count = questions or chosen.QUESTIONS[small]
+        budgets = tuple(parse_fixed_keep(text) for text in parse_budgets(keep)) if keep else chosen.KEEP
+        options = RunOptions(model, data, split, count, match, seed, clip, max_new_tokens, device, batch, out)
+        told: dict[str, Any] = {"need_answers": chosen.NEEDS != "images", "keep": budgets, "small": small}
+        evaluation = open_evaluation(f"study {name}", options, steps, **told)
         result = chosen.study(evaluation)
+        result.notice = small_notice(chosen, evaluation) if small else ""
     write_result(result, evaluation.run_folder.path, as_json)
 
 

@@ -6,48 +6,61 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from vlprune.measure.fitted_table import Column, FittedTable
 from vlprune.measure.format import format_amount, format_milliseconds
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from vlprune.evaluation.compare import MethodResult
     from vlprune.measure import GenerationCost
     from vlprune.methods import Method
     from vlprune.models import Family
 
-#: The columns of `cost_table`: what is measured, and its title.
+PARTS = ("question", "vision", "selection", "prefill", "decode", "rest", "total")
+#: The columns of `cost_table`, what matters first: what is measured, and its title.
 COST_COLUMNS = {
-    "flops": "LLM FLOPs",
-    "kv_bytes": "KV bytes",
-    **{part: part for part in ("question", "vision", "selection", "prefill", "decode", "rest", "total")},
+    "faster": Column("faster", number=True),
+    "kv_bytes": Column("KV cache", number=True),
+    "flops": Column("LLM FLOPs", number=True),
+    "total": Column("total ms", number=True),
+    "prefill": Column("prefill ms", number=True),
+    **{part: Column(f"{part} ms", number=True, extra=True) for part in PARTS if part not in ("prefill", "total")},
 }
-CAPTION = "times in ms; FLOPs: two per multiply-add, all tokens of the LLM, no vision tower"
+CAPTION = (
+    "{faster}total: all of generate, vision included; FLOPs: two per multiply-add, all tokens of the LLM, "
+    "no vision tower"
+)
 
 
 def median_costs(runs: Sequence[GenerationCost]) -> dict[str, float]:
-    """The median of each column of `cost_table` over several runs; without "flops" where no formula is known."""
+    """The median of each cost over several runs; without "flops" where no formula is known."""
     flops = [run.flops.total for run in runs if run.flops is not None]
-    seconds = {part: median(getattr(run.latency, part) for run in runs) for part in list(COST_COLUMNS)[2:]}
+    seconds = {part: median(getattr(run.latency, part) for run in runs) for part in PARTS}
     counted = {"flops": median(flops)} if flops else {}
     return {**counted, "kv_bytes": median(run.kv_bytes for run in runs), **seconds}
 
 
-def cost_table(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Table:
-    """A table with one row per title and its costs (operations, bytes, seconds), "-" for those that are not known."""
-    from rich.table import Table
+def cost_table(rows: Sequence[tuple[str, Mapping[str, float]]], *, wide: bool = False) -> FittedTable:
+    """A table with one row per title and its costs (operations, bytes, seconds), "-" for those that are not known.
 
-    table = Table(caption=CAPTION, caption_justify="left")
-    table.add_column("visual tokens", no_wrap=True)
-    for title in COST_COLUMNS.values():
-        table.add_column(title, justify="right", no_wrap=True)
-    for title, costs in rows:
-        table.add_row(title, *(_format_cost(name, costs[name]) if name in costs else "-" for name in COST_COLUMNS))
-    return table
+    How much faster a row is than the first is said where both were timed.
+    """
+    timed = rows[0][1].get("total")
+    ratios = [
+        {"faster": timed / costs["total"]} if timed and i and costs.get("total") else {}
+        for i, (_, costs) in enumerate(rows)
+    ]
+    known = [{**costs, **ratio} for (_, costs), ratio in zip(rows, ratios)]
+    shown = [name for name in COST_COLUMNS if any(name in costs for costs in known)]
+    cells = [[_format_cost(name, costs[name]) if name in costs else "-" for name in shown] for costs in known]
+    columns = [Column("visual tokens"), *(COST_COLUMNS[name] for name in shown)]
+    caption = CAPTION.format(faster="faster: the total of the first row by this one's; " if "faster" in shown else "")
+    return FittedTable(columns, [[title, *line] for (title, _), line in zip(rows, cells)], caption=caption, wide=wide)
 
 
 def _format_cost(name: str, value: float) -> str:
     """A cell of `cost_table`."""
+    if name == "faster":
+        return f"{value:.1f}×"
     if name in ("flops", "kv_bytes"):
         return format_amount(value, "B" if name == "kv_bytes" else "")
     return format_milliseconds(value)
@@ -55,109 +68,113 @@ def _format_cost(name: str, value: float) -> str:
 
 def answer_table(
     questions: Sequence[tuple[str, str]], answers: Sequence[tuple[str, str]], titles: tuple[str, str]
-) -> Table:
+) -> FittedTable:
     """Questions with their true answers, then two answers to each, marked as right or wrong."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table()
-    table.add_column("question")
-    for title in ("truth", *titles):
-        table.add_column(title, no_wrap=True)
-    for (question, truth), pair in zip(questions, answers):
-        marked = [
-            Text(f"✓ {answer}", "green") if answer == truth else Text(f"✗ {answer or '(nothing)'}", "red")
-            for answer in pair
-        ]
-        table.add_row(question, truth, *marked)
-    return table
+    def mark(answer: str, truth: str) -> Text:
+        right = answer == truth
+        return Text(f"✓ {answer}", "green") if right else Text(f"✗ {answer or '(nothing)'}", "red")
+
+    rows: list[list[str | Text]] = [
+        [question, truth, *(mark(answer, truth) for answer in pair)]
+        for (question, truth), pair in zip(questions, answers)
+    ]
+    return FittedTable([Column("question", prose=20), *map(Column, ("truth", *titles))], rows)
 
 
-def compare_table(results: Sequence[MethodResult], vision: float) -> Table:
+def compare_table(results: Sequence[MethodResult], vision: float, *, wide: bool = False) -> FittedTable:
     """One row per method; `vision` are the seconds of the vision tower, which ran once for all."""
-    from rich.table import Table
     from rich.text import Text
 
+    def seconds(result: MethodResult) -> float:
+        return result.cost.latency.total - result.cost.latency.vision if result.cost is not None else 0.0
+
+    columns = [
+        Column("method"),
+        Column("answer", prose=16),
+        *(Column(title, number=True) for title in ("tokens entering", "faster", "KV cache", "total ms")),
+        *(Column(title, number=True, extra=True) for title in ("layer average", "selection ms")),
+    ]
     caption = (
-        "visual tokens; times in ms. Total: all of generate (question, selection, prefill, decoding) but the vision "
-        f"tower, which ran once for all ({format_milliseconds(vision)}). What drops tokens inside the LLM selects "
-        "during the prefill."
+        "total: all of generate (question, selection, prefill, decoding) but the vision tower, which ran once for all "
+        f"({format_milliseconds(vision)} ms); faster: the total of all tokens by this one. What drops tokens "
+        "inside the LLM selects during the prefill."
     )
-    table = Table(caption=caption, caption_justify="left")
-    table.add_column("method", no_wrap=True)
-    table.add_column("answer", ratio=1)
-    for title in ("entering", "layer average", "selection", "total"):
-        table.add_column(title, justify="right", no_wrap=title != "layer average")
+    whole = seconds(results[0])
+    rows: list[list[str | Text]] = []
     for result in results:
         if result.cost is None:
-            table.add_row(result.name, Text(f"cannot run: {result.reason}", "dim"), *["-"] * 4)
+            rows.append([result.name, Text(f"cannot run: {result.reason}", "dim"), *["-"] * 6])
             continue
-        latency = result.cost.latency
-        selection = format_milliseconds(latency.selection) if result.records else ""
-        if result.prunes_in_llm:
-            selection = "in prefill"
+        selection = format_milliseconds(result.cost.latency.selection) if result.records else "-"
         entering, average = result.accounting
-        times = (selection or "-", format_milliseconds(latency.total - latency.vision))
-        table.add_row(result.name, Text(result.answer or "(nothing)"), f"{entering:,}", f"{average:,.1f}", *times)
-    return table
+        faster = f"{whole / seconds(result):.1f}×" if result.records and seconds(result) else "-"
+        rows.append(
+            [
+                *(result.name, Text(result.answer or "(nothing)"), f"{entering:,}", faster),
+                *(format_amount(result.cost.kv_bytes, "B"), format_milliseconds(seconds(result))),
+                *(f"{average:,.1f}", "in prefill" if result.prunes_in_llm else selection),
+            ]
+        )
+    return FittedTable(columns, rows, caption=caption, wide=wide)
 
 
-def needs_table(methods: Sequence[Method], n: int, layers: int) -> Table:
+def needs_table(methods: Sequence[Method], n: int, layers: int, *, wide: bool = False) -> FittedTable:
     """What each method needs, what it does to tokens, and how many of `n` it leaves to an LLM of so many layers."""
-    from rich.table import Table
-
-    table = Table(
-        caption=f"entering, layer average: visual tokens, of {n}, that enter an LLM of {layers} layers with "
-        f"--keep {methods[0].keep}, and that one of its layers sees on average",
-        caption_justify="left",
+    caption = (
+        f"entering: visual tokens, of {n}, that enter an LLM of {layers} layers with --keep {methods[0].keep}; "
+        "layer average: those that one of its layers sees on average"
     )
-    table.add_column("method", no_wrap=True)
-    for title in ("the question", "tower's attention", "LLM's attention", "merges", "reorders"):
-        table.add_column(title, justify="center", width=max(map(len, title.split())))
-    for title in ("entering", "layer average"):
-        table.add_column(title, justify="right", width=max(map(len, title.split())))
+    columns = [
+        *map(Column, ("method", "the question", "tower's attention", "LLM's attention", "merges")),
+        Column("reorders", extra=True),
+        Column("entering", number=True),
+        Column("layer average", number=True, extra=True),
+    ]
+    rows = []
     for method in methods:
         inside = hasattr(method, "cut_schedule")
         asks = "by LLM" if inside else method.needs_query
         marks = (asks, method.needs_attention, inside, method.merges, method.reorders)
         entering, average = method.accounting(n, layers)
         words = [mark if isinstance(mark, str) else "yes" if mark else "-" for mark in marks]
-        table.add_row(method.name, *words, f"{entering:,}", f"{average:,.1f}")
-    return table
+        rows.append([method.name, *words, f"{entering:,}", f"{average:,.1f}"])
+    return FittedTable(columns, rows, caption=caption, wide=wide)
 
 
-def settings_table(methods: Sequence[Method]) -> Table:
+def settings_table(methods: Sequence[Method]) -> FittedTable:
     """What each method does, its settings as `--set` takes them, and its presets."""
     from dataclasses import fields
 
-    from rich.table import Table
-
-    table = Table(show_lines=True)
-    for title in ("method", "what it does", "settings (--set) and presets (--preset)"):
-        table.add_column(title, no_wrap=title == "method", overflow="fold")
+    columns = [Column("method"), Column("what it does", prose=24), Column("--set and --preset", prose=20)]
+    rows = []
     for method in methods:
         named = [field.name for field in fields(method) if field.name != "keep"]
         settings = [f"{name}={format_setting(getattr(method, name))}" for name in named]
-        does = (type(method).__doc__ or "").split("\n\n")[0].strip()
+        does = " ".join((type(method).__doc__ or "").split("\n\n")[0].split())
         told = [", ".join(settings)] * bool(settings) + [f"presets: {', '.join(method.presets)}"] * bool(method.presets)
-        table.add_row(method.name, does, "\n".join(told) or "none")
-    return table
+        rows.append([method.name, does, "\n".join(told) or "none"])
+    return FittedTable(columns, rows, lines=True)
 
 
-def families_table(families: Sequence[Family]) -> Table:
+def families_table(families: Sequence[Family], *, wide: bool = False) -> FittedTable:
     """What is pruned of each family of models, how, and with what it was tested."""
-    from rich.table import Table
+    from rich.text import Text
 
-    classes = [name for family in families for name in family.classes]
-    table = Table(show_lines=True)
-    table.add_column("family and classes", overflow="fold", width=max(len(name) for name in classes))
-    for title, width in (("what is pruned", None), ("positions", 10), ("relevance", 15), ("tested with", None)):
-        table.add_column(title, overflow="fold", width=width)
+    columns = [
+        Column("family and classes"),
+        Column("positions"),
+        Column("what is pruned", prose=16),
+        Column("relevance", extra=True, prose=20),
+        Column("tested with", extra=True, prose=24),
+    ]
+    rows: list[list[str | Text]] = []
     for family in families:
-        named = "\n".join(family.classes) or "any other with image placeholders"
-        positions = "\n".join(family.positions)
-        table.add_row(f"[bold]{family.name}[/]\n{named}", family.prunes, positions, family.relevance, family.tested)
-    return table
+        classes = "\n".join(family.classes) or "any other with image placeholders"
+        named = Text.assemble((family.name, "bold"), "\n", classes)
+        rows.append([named, "\n".join(family.positions), family.prunes, family.relevance, family.tested])
+    return FittedTable(columns, rows, wide=wide, lines=True)
 
 
 def format_setting(value: object) -> str:

@@ -1,25 +1,89 @@
-"""What commands print on: the console for tables, and progress bars."""
+"""What commands print on: the console for tables, and on the standard error how far they have come."""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+USUAL_WIDTH = 80
+
 
 def console() -> Console:
-    """The standard output, as wide as the terminal, or 120 characters where it is none."""
+    """The standard output, as wide as the terminal; where it is none, as COLUMNS says, or else 80 characters."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 120)
+    said = os.environ.get("COLUMNS", "")
+    return Console(width=None if sys.stdout.isatty() else int(said) if said.isdigit() and int(said) else USUAL_WIDTH)
 
 
-def progress_bar() -> Progress:
-    """A bar on the standard error, shown only where that is a terminal, and gone at the end."""
+class Steps:
+    """Shows what is being done, and how much of it is done, on a bar or nowhere."""
+
+    def __init__(self, bar: Progress | None = None, first: str = "") -> None:
+        self._bar = bar
+        if bar is not None:
+            bar.add_task(first, total=None)
+
+    def _update(self, **changes: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], **changes)
+
+    def begin(self, what: str, total: int | None = None) -> None:
+        """Say what is done from now on, in so many parts if that is known."""
+        self._update(description=what, completed=0, total=total)
+
+    def advance(self, what: str | None = None, count: int = 1) -> None:
+        """Say that so many parts are done, and what comes now."""
+        self._update(description=what, advance=count)
+
+    def expect(self, count: int) -> None:
+        """Say that there are so many parts more."""
+        if self._bar is not None:
+            self._update(total=(self._bar.tasks[0].total or 0) + count)
+
+    def reach(self, done: int, total: int | None) -> None:
+        """Say how many parts are done, and of how many."""
+        self._update(completed=done, total=total)
+
+    @contextmanager
+    def follow(self, model: Any) -> Iterator[None]:
+        """Say within the `with` whether the model is at its vision tower or at the answer."""
+        handles = []
+        if self._bar is not None:
+            decoder = model.get_decoder()
+            for child in model.base_model.children():
+                what = "answering" if child is decoder else "vision"
+                handles.append(child.register_forward_pre_hook(lambda *_, what=what: self.begin(what)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextmanager
+def show_steps(first: str, *, quiet: bool = False) -> Iterator[Steps]:
+    """Show what is done within the `with`, from its first step on.
+
+    Where the standard error is a terminal, a bar shows it, and is gone at the end. Elsewhere the first step is said in
+    one plain line, but not if it is to be `quiet`. Nothing heavy is loaded for it.
+    """
+    if not sys.stderr.isatty():
+        if not quiet:
+            print(f"vlprune: {first} ...", file=sys.stderr, flush=True)
+        yield Steps()
+        return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    return Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+    looks = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(20), TimeElapsedColumn())
+    options: dict[str, Any] = {"transient": True, "refresh_per_second": 5}
+    with Progress(*looks, TimeRemainingColumn(), console=Console(stderr=True), **options) as bar:
+        yield Steps(bar, first)

@@ -15,14 +15,16 @@ from vlprune.methods import Method
 
 INTERVALS_NOTE = (
     "Right answers in %. Brackets: 95 % intervals; of shares by Wilson's score, of what is relative to all tokens by a "
-    "paired bootstrap over images."
+    "paired bootstrap over images, or by Wilson's score for 0 of the images where the bootstrap has no spread."
 )
 COUNTS_NOTE = (
     "Entering, layer average: visual tokens that enter the LLM, and that one of its layers sees on average; compare "
     "methods at equal numbers in one of the two."
 )
 KINDS_NOTE = "Right answers in %; the JSON has the counts."
+P_NOTE = "p: of the difference to {} at the same budget, McNemar's, exact and two-sided, not corrected."
 AHEAD_NOTE = "p is McNemar's, exact and two-sided, not corrected for the number of comparisons. No rows: nowhere."
+MAX_DRAWN = 6  # curves in the figure; with the line of all tokens seven
 
 
 class _Row(NamedTuple):
@@ -46,7 +48,9 @@ def evaluate_methods(evaluation: Evaluation, methods: Mapping[str, Mapping[str, 
         raise UserError(next(f"{name}: {reason}" for name, reason in refused.items()))
     scores = {name: score_answers(evaluation, found, lines[ALL_TOKENS]) for name, found in lines.items()}
     rows = _table_rows(methods, scores)
-    tables = [_accuracy_table(evaluation, rows, scores)]
+    first = "script" if "script" in methods else next(iter(methods))
+    p_values = _p_values(first, methods, lines)
+    tables = [_accuracy_table(evaluation, rows, scores, first, p_values)]
     if len(evaluation.kinds) > 1:
         tables.append(_kinds_table(evaluation, rows, scores))
     if len(evaluation.kinds) > 1 and "script" in methods and len(methods) > 1:
@@ -54,7 +58,7 @@ def evaluate_methods(evaluation: Evaluation, methods: Mapping[str, Mapping[str, 
     if refused:
         tables.append(ResultTable("Could not run", ["method", "why"], [list(pair) for pair in refused.items()]))
     figures = {"accuracy": _figure(rows, scores)}
-    return StudyResult("Accuracy under pruning", tables, figures, {"scores": scores})
+    return StudyResult("Accuracy under pruning", tables, figures, {"scores": scores, "p": {first: p_values}})
 
 
 def cell_name(method: str, keep: str | float) -> str:
@@ -74,18 +78,36 @@ def _table_rows(methods: Mapping[str, Mapping[str, Method]], scores: Mapping[str
     return [_Row(ALL_TOKENS, "", ALL_TOKENS), *rows]
 
 
-def _accuracy_table(evaluation: Evaluation, rows: Sequence[_Row], scores: Mapping[str, Any]) -> ResultTable:
-    """Tokens entering and per layer, right answers and what they are relative to all tokens, with intervals."""
+def _p_values(
+    first: str, methods: Mapping[str, Mapping[str, Method]], lines: Mapping[str, Sequence[AnswerLine]]
+) -> dict[str, float]:
+    """McNemar's p of each other method's answers against those of `first` at the same budget, by cell."""
+    return {
+        cell_name(name, keep): mcnemar(outcomes(lines[cell_name(first, keep)]), outcomes(lines[cell_name(name, keep)]))[
+            2
+        ]
+        for name, by_keep in methods.items()
+        for keep in by_keep
+        if name != first and cell_name(first, keep) in lines and cell_name(name, keep) in lines
+    }
+
+
+def _accuracy_table(
+    evaluation: Evaluation, rows: Sequence[_Row], scores: Mapping[str, Any], first: str, p_values: Mapping[str, float]
+) -> ResultTable:
+    """Tokens entering and per layer, right answers and what they are relative to all tokens, and p against `first`."""
     cells = []
     for method, keep, at in rows:
         one = scores[at]
         counts = [f"{one['entering']:.4g}", f"{one['layer_average']:.4g}"]
         right, relative = accuracy_cells(one)
-        cells.append([method, keep, *counts, right, "" if at == ALL_TOKENS else relative])
+        p = f"{p_values[at]:.2g}" if at in p_values else ""
+        cells.append([method, keep, *counts, right, "" if at == ALL_TOKENS else relative, p])
     images = len({question.image_name for question in evaluation.questions})
     counted = f"{len(evaluation.questions):,} questions about {images:,} images. "
-    columns = ["method", "keep", "entering", "layer average", "right", "relative to all tokens"]
-    return ResultTable("Accuracy", columns, cells, f"{counted}{INTERVALS_NOTE} {COUNTS_NOTE}")
+    columns = ["method", "keep", "entering", "layer average", "right", "relative to all tokens", "p"]
+    note = f"{counted}{INTERVALS_NOTE} {P_NOTE.format(first)} {COUNTS_NOTE}"
+    return ResultTable("Accuracy", columns, cells, note)
 
 
 def _kinds_table(evaluation: Evaluation, rows: Sequence[_Row], scores: Mapping[str, Any]) -> ResultTable:
@@ -133,7 +155,7 @@ def score_answers(
     right = outcomes(lines)
     kinds = {kind: _outcomes_of_kind(evaluation, lines, kind) for kind in evaluation.kinds}
     images = [question.image_name for question in evaluation.questions]
-    relative, *relative_interval = relative_accuracy(right, outcomes(all_tokens_lines), images)
+    relative, relative_interval = relative_accuracy(right, outcomes(all_tokens_lines), images) or (None, None)
     return {
         "right": {kind: sum(found) for kind, found in kinds.items()},
         "asked": {kind: len(found) for kind, found in kinds.items()},
@@ -155,17 +177,19 @@ def accuracy_cells(score: Mapping[str, Any]) -> list[str]:
     """The accuracy, and that relative to all tokens, as percentages with intervals."""
     return [
         percent_with_interval(score["accuracy"], score["interval"]),
-        percent_with_interval(score["relative"], score["relative_interval"]),
+        "-" if score["relative"] is None else percent_with_interval(score["relative"], score["relative_interval"]),
     ]
 
 
 def percent_with_interval(value: float, ends: Sequence[float]) -> str:
-    """A share and its interval as percentages.
+    """A share and its interval as percentages, the ends with as many decimals as tell them apart.
 
-    >>> percent_with_interval(0.5, (0.4, 0.6))
-    '50.0 [40.0, 60.0]'
+    >>> percent_with_interval(0.5, (0.4, 0.6)), percent_with_interval(1.0, (0.9998, 1.0))
+    ('50.0 [40.0, 60.0]', '100.0 [99.98, 100.00]')
     """
-    return f"{percent(value)} [{percent(ends[0])}, {percent(ends[1])}]"
+    low, high = (100 * end for end in ends)
+    digits = next((n for n in range(1, 6) if f"{low:.{n}f}" != f"{high:.{n}f}"), 6)
+    return f"{percent(value)} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def percent(value: float) -> str:
@@ -184,10 +208,33 @@ def accuracy_point(score: Mapping[str, Any], x: str = "entering") -> Point:
 
 
 def _figure(rows: Sequence[_Row], scores: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Accuracy against tokens: a curve for each method, and a line for all tokens."""
-    curves: dict[str, list[Point]] = {}
+    """Accuracy against tokens: a curve for each of `drawn_methods`, and a line for all tokens."""
+    drawn = drawn_methods(rows, scores)
+    curves: dict[str, list[Point]] = {name: [] for name in drawn}
     for method, _, at in rows[1:]:
-        curves.setdefault(method, []).append(accuracy_point(scores[at], "layer_average"))
+        if method in curves:
+            curves[method].append(accuracy_point(scores[at], "layer_average"))
     unpruned = scores[ALL_TOKENS]
     flat = {f"all {unpruned['entering']:.0f} tokens": 100 * unpruned["accuracy"]}
-    return plot_curves(curves, flat=flat, x="visual tokens, mean over the LLM's layers", y="right answers, %")
+    left_out = len({row.method for row in rows[1:]}) - len(drawn)
+    title = "Right answers with fewer visual tokens"
+    if left_out:
+        title += f"\nscript, random, and the best at the smallest budget; {left_out} more are in the table"
+    x = "visual tokens, mean over the LLM's layers (log scale)"
+    return plot_curves(curves, flat=flat, x=x, y="right answers, %", title=title)
+
+
+def drawn_methods(rows: Sequence[_Row], scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The methods that the figure draws beside all tokens, `MAX_DRAWN` at most.
+
+    These are script, random and the oracle, if they were asked, and those of the others with most right answers at the
+    smallest budget; the table has all.
+    """
+    smallest: dict[str, Mapping[str, Any]] = {}
+    for method, _, at in rows[1:]:
+        if method not in smallest or scores[at]["entering"] < smallest[method]["entering"]:
+            smallest[method] = scores[at]
+    always = [name for name in ("script", "random", "oracle") if name in smallest]
+    others = sorted(set(smallest) - set(always), key=lambda name: (-smallest[name]["accuracy"], name))
+    drawn = {*always, *others[: MAX_DRAWN - len(always)]}
+    return [name for name in smallest if name in drawn]

@@ -188,10 +188,13 @@ def _checked_class(name: str, config: dict[str, Any]) -> str:
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     from vlprune.models import list_families
+    from vlprune.models.registry import mentions_images
 
     known = [kind for family in list_families() for kind in family.classes]
     kind = (config.get("architectures") or [f"model of type {config.get('model_type')!r}"])[0]
     if kind not in known and kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values():
+        if not mentions_images(config):
+            raise UserError(f"--model {name} is a {kind}, which takes no images; `vlprune models` lists those that do.")
         near = get_close_matches(kind, known, n=1, cutoff=0.0)[0]
         raise UserError(f"--model {name} is a {kind}, which is not supported; the nearest supported class is {near}.")
     return str(kind)

@@ -199,6 +199,18 @@ def decode_answer(loaded: LoadedModel, cost: GenerationCost) -> str:
     return str(loaded.processor.batch_decode(cost.new_ids, skip_special_tokens=True)[0]).strip()
 
 
+def warn_of_limits(loaded: LoadedModel, shown: Image.Image | Clip, question: str, answer: str) -> None:
+    """Print a line on the standard error if the pocket model was asked about what it cannot know."""
+    from PIL import Image
+
+    from vlprune.pocket.limits import explain_limits
+
+    if loaded.name == "pocket" and isinstance(shown, Image.Image):
+        limits = explain_limits(question, shown, answer)
+        if limits is not None:
+            print(f"vlprune: {limits}", file=sys.stderr)
+
+
 def cost_as_json(cost: GenerationCost) -> dict[str, Any]:
     """A cost, for JSON."""
     from dataclasses import asdict

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 MATCH_RULES = ("exact", "contains")
+EXAMPLE = '{"image": "a.jpg", "question": "what is it?", "answer": "a cat"}'
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def read_questions(path: Path, need_answers: bool = True) -> list[ImageQuestion]
             ImageQuestion(i, file.name, "all", "describe the image.", (), path=file) for i, file in enumerate(files)
         ]
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = "is not text" if isinstance(error, UnicodeDecodeError) else f"cannot be read ({error.strerror})"
         raise UserError(f"--data {path} {reason}: pass a JSONL file of image, question, answer.") from error
@@ -96,26 +97,38 @@ def _parse_line(path: Path, number: int, line: str, i: int) -> ImageQuestion:
     where = f"--data {path}, line {number}"
     try:
         found: Any = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where}: no JSON ({error}).") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}).") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{where}: not an object, as in {EXAMPLE}.")
     for key in ("image", "question", "answer"):
-        if not isinstance(found, dict) or not found.get(key):
-            raise UserError(f'{where}: it needs {key!r}, as in {{"image": "a.jpg", "question": ..., "answer": ...}}.')
-    image = path.parent / str(found["image"])
+        if found.get(key) in (None, "", []):
+            raise UserError(f"{where}: it needs {key!r}, as in {EXAMPLE}.")
+    for key in ("image", "question", "kind"):
+        if not isinstance(found.get(key, ""), str):
+            raise UserError(f"{where}: {key}={json.dumps(found[key])}: text, as in {EXAMPLE}.")
+    image = path.parent / found["image"]
     if not image.is_file():
         raise UserError(f"{where}: there is no image {str(image)!r}.")
-    truth = found["answer"] if isinstance(found["answer"], list) else [found["answer"]]
-    kind = str(found.get("kind", "all"))
-    return ImageQuestion(i, str(found["image"]), kind, str(found["question"]), tuple(map(str, truth)), path=image)
+    answers = found["answer"] if isinstance(found["answer"], list) else [found["answer"]]
+    for answer in answers:
+        if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not normalize_answer(str(answer)):
+            said = json.dumps(answer, ensure_ascii=False)
+            raise UserError(f"{where}: answer={said}: a text with letters or digits, a number, or a list of them.")
+    kind = found.get("kind") or "all"
+    return ImageQuestion(i, found["image"], kind, found["question"], tuple(map(str, answers)), path=image)
 
 
 def normalize_answer(text: str) -> str:
-    """The words in lower case with one space between, without punctuation.
+    """The words in lower case with one space between: letters, digits, hyphens and underscores; all else is a space.
 
     >>> normalize_answer(" Top-left, I think. ")
     'top-left i think'
     """
-    return " ".join(re.sub(r"[^\w\s-]", " ", text.lower()).split())
+    signs = unicodedata.normalize("NFC", text.lower())
+    # many scripts write vowels as marks of their own
+    kept = (s if s.isalnum() or s in "-_" or unicodedata.category(s)[0] == "M" else " " for s in signs)
+    return " ".join("".join(kept).split())
 
 
 def is_right(text: str, answers: Sequence[str], match: str = "exact") -> bool:

@@ -4,38 +4,49 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+import re
+import struct
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from vlprune.errors import UserError
+from vlprune.evaluation.result import ResultTable
 from vlprune.evaluation.run_folder import command_line, read_manifest, write_atomically
 from vlprune.media.outputs import MARK
 
 STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 100rem; margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 3rem; border-bottom: 1px solid #8886; }
 table { border-collapse: collapse; margin: 0.5rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.15rem 0.7rem; border-bottom: 1px solid #8884; text-align: right; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #888; }
+th, td { padding: 0.15rem 0.7rem; border-bottom: 1px solid #8884; text-align: left; vertical-align: top; }
+.number { text-align: right; white-space: nowrap; } thead th { border-bottom: 2px solid #888; }
 tbody tr:hover { background: #8882; }
 .wide { overflow-x: auto; } .note { opacity: 0.75; max-width: 60rem; }
-img { max-width: 100%; height: auto; background: white; } code { white-space: pre-wrap; }
+.notice { border-left: 4px solid #d80; padding-left: 0.7rem; font-weight: bold; }
+img { max-width: none; background: white; } code { white-space: pre-wrap; }
 """
+#: Markdown inside a line, but for code, and the HTML it becomes.
+MARKUP = [
+    (re.compile(r"\*\*(?=\S)([^*]+)(?<=\S)\*\*"), r"<strong>\1</strong>"),
+    (re.compile(r"(?<![\w*])\*(?=\S)([^*]+)(?<=\S)\*(?![\w*])"), r"<em>\1</em>"),
+    (re.compile(r"!?\[([^\]]*)\]\([^)\s]*\)"), r"\1"),  # of a link its words, as the page needs nothing else
+]
 
 
 def write_report(folders: Sequence[str | Path], path: str | Path) -> None:
-    """Write the page of these runs, in their order."""
-    sections = [_run_section(Path(folder), number) for number, folder in enumerate(folders, start=1)]
-    title = "vlprune: " + ", ".join(name for name, _ in sections)
-    links = "".join(f'<li><a href="#run{i}">{escape(name)}</a></li>' for i, (name, _) in enumerate(sections, start=1))
+    """Write the page of these runs, in their order; a folder that is given twice is shown once."""
+    once = list({Path(folder).resolve(): Path(folder) for folder in folders}.values())
+    sections = [_run_section(folder, number) for number, folder in enumerate(once, start=1)]
+    title = f"vlprune report: {len(once)} run{'s' * (len(once) > 1)}"
+    links = "".join(f'<li><a href="#run{i}">{name}</a></li>' for i, (name, _) in enumerate(sections, start=1))
     page = (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="{MARK}">\n'
-        f"<title>{escape(title)}</title>\n"
+        f"<title>{title}</title>\n"
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
-        f"<body>\n<h1>{escape(title)}</h1>\n<ul>{links}</ul>\n{''.join(body for _, body in sections)}</body>\n</html>\n"
+        f"<body>\n<h1>{title}</h1>\n<ul>{links}</ul>\n{''.join(body for _, body in sections)}</body>\n</html>\n"
     )
     try:
         write_atomically(Path(path), page)
@@ -44,31 +55,55 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> None:
 
 
 def _run_section(folder: Path, number: int) -> tuple[str, str]:
-    """The title of a run, and its section of the page."""
+    """The title of a run with its folder's name, and its section of the page, both as HTML."""
     manifest = read_manifest(folder)
     try:
         found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        pictures = {name: (folder / name).read_bytes() for name in found["figures"]}
     except FileNotFoundError:
         raise UserError(f"{str(folder)!r} holds a run that is not finished: start it again to go on.") from None
-    parts = [f'<section id="run{number}">\n<h2>{escape(found["title"])}</h2>\n']
+    parts = [f'<section id="run{number}">\n<h2>{render_inline(found["title"])}</h2>\n']
+    if found.get("notice"):
+        parts.append(f'<p class="notice">{render_inline(found["notice"])}</p>\n')
     made = ", ".join(f"{name} {value}" for name, value in manifest["machine"].items())
     parts.append(f'<p><code>{escape(command_line(manifest))}</code></p>\n<p class="note">{escape(made)}</p>\n')
-    parts += [_table_html(table) for table in found["tables"]]
-    for name in found["figures"]:
-        data = base64.b64encode((folder / name).read_bytes()).decode("ascii")
-        alt = escape(f"{found['title']}: {Path(name).stem}", quote=True)
-        parts.append(f'<p><img alt="{alt}" src="data:image/png;base64,{data}"></p>\n')
-    return found["title"], "".join([*parts, "</section>\n"])
+    parts += [_table_html(ResultTable(**table)) for table in found["tables"]]
+    parts += [_picture_html(f"{found['title']}: {Path(name).stem}", png) for name, png in pictures.items()]
+    name = f"{render_inline(found['title'])} ({escape(folder.resolve().name)})"
+    return name, "".join([*parts, "</section>\n"])
 
 
-def _table_html(table: Mapping[str, Any]) -> str:
-    """A table of `result.json` as HTML."""
+def render_inline(text: str) -> str:
+    """A line of Markdown as HTML: code, bold, italic, and the words of links.
+
+    >>> render_inline("`a < b` is **not** *that*, see [docs](docs.md); 2 * 3 * 4")
+    '<code>a &lt; b</code> is <strong>not</strong> <em>that</em>, see docs; 2 * 3 * 4'
+    """
+    pieces = re.split(r"`([^`]+)`", escape(text))  # every other one is code, where other signs mean nothing
+    for pattern, html in MARKUP:
+        pieces[::2] = [pattern.sub(html, piece) for piece in pieces[::2]]
+    pieces[1::2] = [f"<code>{piece}</code>" for piece in pieces[1::2]]
+    return "".join(pieces)
+
+
+def _picture_html(title: str, png: bytes) -> str:
+    """A picture in the page, each of its pixels one of the page's; one that is wider than the page scrolls."""
+    width, height = struct.unpack(">II", png[16:24])  # where a PNG has them
+    data = base64.b64encode(png).decode("ascii")
+    size = f'width="{width}" height="{height}"'
+    return f'<p class="wide"><img alt="{escape(title)}" {size} src="data:image/png;base64,{data}"></p>\n'
+
+
+def _table_html(table: ResultTable) -> str:
+    """A table as HTML, numbers to the right and words to the left."""
+    sides = [' class="number"' if table.is_numeric(i) else "" for i in range(len(table.columns))]
 
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>\n"
+        found = (f"<{tag}{side}>{render_inline(cell)}</{tag}>" for cell, side in zip(cells, sides))
+        return "<tr>" + "".join(found) + "</tr>\n"
 
-    rows = "".join(line(row, "td") for row in table["rows"])
-    note = f'<p class="note">{escape(table["note"])}</p>\n' if table["note"] else ""
-    head = f"<thead>{line(table['columns'], 'th')}</thead>"
-    title = f"<h3>{escape(table['title'])}</h3>\n"
+    rows = "".join(line(row, "td") for row in table.rows)
+    note = f'<p class="note">{render_inline(table.note)}</p>\n' if table.note else ""
+    head = f"<thead>{line(table.columns, 'th')}</thead>"
+    title = f"<h3>{render_inline(table.title)}</h3>\n"
     return f'{title}<div class="wide"><table>{head}<tbody>\n{rows}</tbody></table></div>\n{note}'

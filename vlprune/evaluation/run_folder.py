@@ -129,7 +129,7 @@ def default_folder(command: str, settings: Mapping[str, Any]) -> Path:
     """The first of runs/NAME, runs/NAME-2, ... that is free or holds a run with these settings, to go on with."""
     name = command.split()[-1]
     if settings.get("data"):
-        name += f"-{Path(settings['data']).stem}"
+        name += f"-{Path(settings['data']).resolve().stem}"  # resolved, as "." has no name
     name += "-small" * bool(settings.get("small"))
     wanted = json.loads(json.dumps({"command": command, **settings}))
     for folder in (Path("runs", name + (f"-{i}" if i > 1 else "")) for i in count(1)):

@@ -42,20 +42,39 @@ def bootstrap_means(values: Sequence[Sequence[float]], images: Sequence[str], se
     return means
 
 
-def percentile_interval(values: np.ndarray) -> tuple[float, float]:
-    """The 2.5 and 97.5 percentiles: a 95 % interval of what was resampled."""
-    low, high = np.percentile(values, [2.5, 97.5])
-    return float(low), float(high)
+def bootstrap_interval(
+    resampled: np.ndarray, images: Sequence[str], within: tuple[float, float]
+) -> tuple[float, float]:
+    """95 % interval of a mean that was resampled over these images: its 2.5 and 97.5 percentiles.
+
+    Where all resamples agree, because there is one image or all are alike, percentiles would claim certainty. Then as
+    many images may be unlike those seen as Wilson's score allows for 0 of so many, anywhere `within` its bounds.
+
+    >>> bootstrap_interval(np.linspace(0, 1, 1001), ["a", "b"], (0, 1))
+    (0.025, 0.975)
+    >>> [round(end, 3) for end in bootstrap_interval(np.ones(9), ["a", "b", "c"], (0, 1))]
+    [0.439, 1.0]
+    """
+    low, high = (float(end) for end in np.percentile(resampled, [2.5, 97.5]))
+    if high - low > 1e-9:
+        return low, high
+    unseen = wilson_interval(0, len(set(images)))[1]
+    return low - unseen * (low - within[0]), high + unseen * (within[1] - high)
 
 
 def relative_accuracy(
     pruned: Sequence[bool], unpruned: Sequence[bool], images: Sequence[str]
-) -> tuple[float, float, float]:
-    """The accuracy as a share of that with all tokens, and its 95 % interval by a paired bootstrap over images."""
+) -> tuple[float, tuple[float, float]] | None:
+    """The accuracy as a share of that with all tokens, and its 95 % interval by a paired bootstrap over images.
+
+    None where no answer with all tokens is right.
+    """
+    if not any(unpruned):
+        return None
     means = bootstrap_means([pruned, unpruned], images)
-    base = sum(unpruned) or 1
-    low, high = percentile_interval(means[:, 0] / np.maximum(means[:, 1], 1e-12))
-    return sum(pruned) / base, low, high
+    means = means[means[:, 1] > 0]
+    within = (0.0, len(unpruned) / sum(unpruned))
+    return sum(pruned) / sum(unpruned), bootstrap_interval(means[:, 0] / means[:, 1], images, within)
 
 
 def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, float]:
@@ -71,15 +90,16 @@ def mcnemar(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, float]:
     return only_a, only_b, min(1.0, 2 * tail)
 
 
-def paired_tests(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
-    """One-sided p values that a is above b, pair by pair: the t-test's, and Wilcoxon's signed ranks'."""
+def paired_tests(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float]:
+    """One-sided p values that a is above b, pair by pair: the t-test's, and Wilcoxon's signed ranks'.
+
+    The t-test has none where all differences are the same, so that there is no spread to compare them with.
+    """
     stats = import_scipy_stats()
     if all(x == y for x, y in zip(a, b)):
         return 1.0, 1.0
-    if len({round(x - y, 12) for x, y in zip(a, b)}) == 1:  # no spread at all, where t has no meaning
-        t = 0.0 if a[0] > b[0] else 1.0
-    else:
-        t = float(stats.ttest_rel(a, b, alternative="greater").pvalue)
+    alike = len({round(x - y, 12) for x, y in zip(a, b)}) == 1
+    t = None if alike else float(stats.ttest_rel(a, b, alternative="greater").pvalue)
     return t, float(stats.wilcoxon(a, b, alternative="greater").pvalue)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import Any
 
+from vlprune.measure.fitted_table import Column, FittedTable
 from vlprune.measure.flops import CONVENTIONS
 from vlprune.measure.format import format_amount, format_short_milliseconds
 from vlprune.media.outputs import MARK
@@ -28,6 +29,8 @@ TITLES = {
     "kv_bytes": "KV MiB",
     "peak_bytes": "peak MiB",
 }
+#: The columns that are printed first, and also where there is no room for others.
+MAIN_TITLES = [TITLES[name] for name in ("method", "visual_tokens", "faster", "kv_bytes", "first", "prefill")]
 CAPTION = (
     "Medians and quartiles. question: its embedding, and the tokens in its space; selection: from there to what is "
     "kept. first token: from the call of generate to the first logits, vision and all preparation "
@@ -121,18 +124,14 @@ class EfficiencyReport:
         lines += [f"| {' | '.join(cells)} |".replace("\n", "<br>") for cells in rows]
         return "\n".join([*lines, "", CAPTION.format(**CONVENTIONS), "", f"<!-- {MARK} -->", ""])
 
-    def to_table(self) -> Any:
-        """The table for rich to print."""
-        from rich.table import Table
-
+    def to_table(self, *, wide: bool = False) -> FittedTable:
+        """The table for rich to print; `wide` keeps all columns also where they do not fit side by side."""
         titles, *rows = self.cells()
-        table = Table(title=self.title, caption=CAPTION.format(**CONVENTIONS), caption_justify="left")
-        for title in titles:
-            first = title == TITLES["method"]
-            table.add_column(title, justify="left" if first else "right", no_wrap=first, overflow="fold")
-        for cells in rows:
-            table.add_row(*cells)
-        return table
+        main = [titles.index(title) for title in MAIN_TITLES if title in titles]
+        order = main + [i for i in range(len(titles)) if i not in main]
+        columns = [Column(titles[i], number=i > 0, extra=i not in main) for i in order]
+        caption = CAPTION.format(**CONVENTIONS)
+        return FittedTable(columns, [[row[i] for i in order] for row in rows], self.title, caption, wide)
 
 
 def _cell(name: str, row: Row, whole: Row) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import warnings
 import zlib
@@ -28,12 +29,25 @@ class ImageError(ValueError):
 
 def check_file(path: str | Path) -> Path:
     """The path of a file; raises `ImageError` where there is none."""
+    address = re.match(r"(https?|ftp|s3|gs|file|data):", str(path))
     path = Path(path)
     if not path.exists():
+        if address is not None:
+            typed = re.sub(r":/+", "://", str(path), count=1)  # a Path has lost one of its slashes
+            raise ImageError(f"{typed!r} is an address, and only files are read: download it first.")
         raise ImageError(f"there is no file {str(path)!r}.")
     if not path.is_file():
         raise ImageError(f"{str(path)!r} is not a file.")
     return path
+
+
+def to_image(image: Any) -> Any:
+    """An image that `open_image` reads from its path, or the image itself; `TypeError` for what is neither."""
+    if isinstance(image, (str, Path)):
+        return open_image(image)
+    if not hasattr(image, "convert") and not hasattr(image, "shape"):  # of PIL's, and of arrays and tensors
+        raise TypeError(f"image={image!r}: pass an image, or the path of one.")
+    return image
 
 
 def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -75,6 +89,9 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
             raise ImageError(
                 f"{name} is too long: {width:,} x {height:,} pixels; one side may be {MAX_ASPECT} times the other."
             )
+        if getattr(opened, "is_animated", False) and opened.format != "MPO":  # an MPO is a photograph and its previews
+            frames = getattr(opened, "n_frames", 0)
+            warnings.warn(f"vlprune: {name} is animated; the first of its {frames} frames is used.", stacklevel=2)
         try:
             opened.load()
             return _to_rgb(ImageOps.exif_transpose(opened))

@@ -82,6 +82,26 @@ class Method(ABC):
         on the others in the view.
         """
 
+    def __add__(self, then: object) -> "Method":
+        """This method before the LLM, and then another inside it, which sees what this one left.
+
+        >>> from vlprune import FastV, Random
+        >>> (Random(keep=192) + FastV(keep=64)).accounting(576, layers=32)
+        Accounting(entering=192, layer_average=72.0)
+        >>> FastV(keep=64) + Random(keep=192)
+        Traceback (most recent call last):
+        ...
+        TypeError: fastv + random: the first must choose before the LLM and the second inside it, as in script + fastv.
+        """
+        return then.follow(self) if isinstance(then, Method) else NotImplemented
+
+    def follow(self, first: "Method") -> "Method":
+        """The method that chooses by `first`, then by this one; `TypeError` unless this one works inside the LLM."""
+        raise TypeError(
+            f"{first.name} + {self.name}: the first must choose before the LLM and the second inside it, "
+            "as in script + fastv."
+        )
+
     def require(self, view: TokenView, field: str) -> Any:
         """A field of the view that the method cannot do without; `ValueError` if the model did not give it."""
         value = getattr(view, field)
@@ -115,6 +135,10 @@ class ScoreMethod(Method):
     def select(self, view: TokenView, query: Query | None) -> Selection:
         """Keep the `count(view.n)` tokens with the highest scores; on a tie the lower index."""
         scores = self.score(view, query)
+        expected = tuple(view.features.shape[:2])
+        if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:
+            found = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"type {type(scores).__name__}"
+            raise ValueError(f"method {self.name!r}: score must return a tensor of shape {expected}; it is of {found}.")
         order = highest(scores, self.count(view.n))
         return Selection.from_order(order, **({self.shown_as: scores} if self.shown_as else {}))
 

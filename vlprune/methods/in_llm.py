@@ -97,15 +97,10 @@ class InLLMMethod(Method):
         """The budget for an image of `n` tokens in an LLM of `layers` layers, counted both ways."""
         return Accounting(n, layer_average(n, self.layer_budgets(n, layers), layers))
 
-    def __radd__(self, first: object) -> "TwoStage":
-        """A method before the LLM, then this one inside it, which sees what the first one left.
-
-        >>> from vlprune import FastV, Random
-        >>> (Random(keep=192) + FastV(keep=64)).accounting(576, layers=32)
-        Accounting(entering=192, layer_average=72.0)
-        """
-        if not isinstance(first, Method) or isinstance(first, (InLLMMethod, TwoStage)):
-            return NotImplemented
+    def follow(self, first: Method) -> Method:
+        """A method before the LLM, then this one inside it, which sees what the first one left."""
+        if isinstance(first, (InLLMMethod, TwoStage)):
+            return super().follow(first)
         return TwoStage(first.keep, first, self)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from vlprune.devices import copy_to_device
 from vlprune.methods.base import Method
 from vlprune.methods.registry import register_method
 from vlprune.selection import grid_cells
@@ -24,4 +25,4 @@ class UniformGrid(Method):
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         _, middles = grid_cells(*view.grid, self.count(view.n))
-        return Selection(kept=middles.to(view.features.device).repeat(view.features.shape[0], 1))
+        return Selection(kept=copy_to_device(middles, view.features.device).repeat(view.features.shape[0], 1))

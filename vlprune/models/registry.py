@@ -1,6 +1,6 @@
 """The model families: those of this package, those that are registered, and those of installed packages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar, overload
 
@@ -83,9 +83,28 @@ def family_of(model: Any) -> Family:
     raise unsupported_model(model)
 
 
+def mentions_images(config: Mapping[str, Any]) -> bool:
+    """Whether a model's config names anything visual; that of a text model does not.
+
+    >>> mentions_images({"model_type": "bert"}), mentions_images({"mm_vision_tower": "clip"})
+    (False, True)
+    """
+    return any(word in name for name in config for word in ("vision", "image", "visual", "pixel"))
+
+
 def unsupported_model(model: Any) -> UnsupportedModel:
-    """The error that names the model's class and the nearest supported one."""
+    """The error that names what was passed, and the nearest supported class of a model that takes images."""
+    if isinstance(model, str):
+        return UnsupportedModel(
+            f"model={model!r}: pass a loaded model, such as AutoModelForImageTextToText.from_pretrained({model!r})."
+        )
     name = type(model).__name__
+    config = getattr(model, "config", None)
+    if config is not None and hasattr(config, "to_dict") and not mentions_images(config.to_dict()):
+        return UnsupportedModel(
+            f"model is a {name}, which takes no images, so there is nothing to prune; pass a multimodal model, such as "
+            "a LlavaForConditionalGeneration."
+        )
     known = {name: family.name for family in FAMILIES.values() for name in family.classes}
     nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
     return UnsupportedModel(

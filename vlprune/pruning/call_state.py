@@ -44,8 +44,9 @@ class CallState:
     """The one place where the wrapped `generate` and the hooks meet.
 
     `query` and `feature_cache` are settings of the next call. `generating` is the running `generate`, `forward` what
-    the model's hook hands to the decoder's in the running forward, `latest` the prompt of the most recent call. Whoever
-    calls the model holds the `lock`, so that calls of several threads follow each other.
+    the model's hook hands to the decoder's in the running forward, `latest` the prompt of the most recent call: None
+    where that had no images, or where the model was not `called` yet. Whoever calls the model holds the `lock`, so that
+    calls of several threads follow each other.
     """
 
     feature_cache: FeatureCache
@@ -53,6 +54,7 @@ class CallState:
     generating: GenerateCall | None = None
     forward: ForwardPass | None = None
     latest: ShortPrompt | None = None
+    called: bool = False
     lock: Any = field(default_factory=threading.RLock)
     _held: threading.local = field(default_factory=threading.local)
 
@@ -61,6 +63,10 @@ class CallState:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a model with a pruner attached cannot be pickled: detach it first.")
+
+    def start_call(self) -> None:
+        """Forget the prompt of the call before."""
+        self.latest, self.called = None, True
 
     def in_own_generate(self) -> bool:
         """Whether this thread is inside `generate`; then it holds the lock already."""

@@ -5,6 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def check_processor(processor: Any) -> None:
+    """Raise `TypeError` unless `processor` is None, a processor or a tokenizer."""
+    if isinstance(processor, str):
+        raise TypeError(
+            f"processor={processor!r}: pass a loaded processor, such as AutoProcessor.from_pretrained({processor!r})."
+        )
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if processor is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+        raise TypeError(f"processor={processor!r}: pass the model's processor or tokenizer, or leave it out.")
+
+
 def chat_inputs(processor: Any, image: Any, questions: Sequence[str]) -> Any:
     """The model's inputs for several questions about one image: one row each, in the processor's chat template."""
     if processor is None:

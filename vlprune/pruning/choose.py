@@ -1,7 +1,7 @@
 """Let a method choose among the images and videos of one prompt."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from torch import Tensor
 from vlprune.budget import Budget
 from vlprune.devices import Stopwatch, copy_to_device
 from vlprune.methods.base import Method
+from vlprune.pruning.check_selection import call_select, check_selection
 from vlprune.pruning.prompt_images import PromptImage
 from vlprune.record import Record
 from vlprune.types import Query, Selection, Shape, TokenView
@@ -147,12 +148,8 @@ class _ImageGroup:
             method = copy.copy(self.method)  # not replace(): the settings were checked with the budget as it was given
             if not isinstance(self.method.keep, Budget) or self.method.keep.adaptive is None:
                 object.__setattr__(method, "keep", call.share)
-            selection = method.select(view, self.query)
-        expected = (len(self.images) * parts, call.share)
-        if not isinstance(selection, Selection) or (
-            selection.sizes is None and tuple(selection.kept.shape) != expected
-        ):
-            raise TypeError(f"method {self.method.name!r} must return a Selection with kept of shape {expected}.")
+            selection = call_select(method, view, self.query)
+        check_selection(method, selection, view, call.share)
         return selection
 
     def _view(self, call: _PartsCall) -> TokenView:
@@ -187,6 +184,8 @@ class _ImageGroup:
         images, (parts, size) = len(self.images), tokens.shape
         whole = size == self.shape.n
         at = selection.kept  # (U * P, m), numbers among the image's candidates
+        if selection.sizes is not None:  # what stands behind a row's size does not count: its first again
+            at = torch.where(_within(selection.sizes, at), at, at[:, :1])
         if not whole:
             at = tokens.repeat(images, 1).gather(1, at)
         self.kept.scatter_(1, at.view(images, -1), True)
@@ -236,8 +235,7 @@ class _ImageGroup:
         real: Tensor | slice = slice(None)
         slots = kept
         if selection.sizes is not None:
-            sizes = copy_to_device(torch.tensor(selection.sizes), at.device)[:, None]
-            real = torch.arange(at.shape[1], device=at.device) < sizes
+            real = _within(selection.sizes, at)
             slots = kept.masked_fill(~real, choice.embeds.shape[1])
         if self.method.reorders:
             choice.order[rows[real], kept[real]] = slots.sort(dim=1).values[real]
@@ -274,6 +272,12 @@ class _ImageGroup:
             sign=query.sign if query is not None else None,
             stopwatch=self.watch,
         )
+
+
+def _within(sizes: Sequence[int], at: Tensor) -> Tensor:
+    """(rows, m) True for the first `sizes[b]` of each row of `at` (rows, m)."""
+    counts = copy_to_device(torch.tensor(sizes), at.device)[:, None]
+    return torch.arange(at.shape[1], device=at.device) < counts
 
 
 class _Structure(NamedTuple):

@@ -59,7 +59,7 @@ class ForwardHooks:
             renumber = self._shortener.positions == "renumbered"
             return (), {**kwargs, **continue_from_cache(kwargs, layout, cache_length(cache), renumber)}
         if cache is None:
-            state.latest = None
+            state.start_call()
         return None
 
     def _after_forward(self, module: Any, args: Any, output: Any) -> None:
@@ -116,7 +116,7 @@ class ForwardHooks:
         columns = torch.arange(mask.shape[1], device=ids.device).expand(len(ids), -1)
         short = shortener.shorten(ids, mask, kwargs, columns, state.query, state.feature_cache)
         assert short.contents is not None
-        state.latest, layout = short, short.layout
+        state.latest, state.called, layout = short, True, short.layout
         default = columns if short.positions is None else short.positions
         positions = short_position_ids(
             self._model, shortener.positions, layout, mask, kwargs.get("position_ids"), default

@@ -44,7 +44,7 @@ def wrap_generate(original: Callable[..., Any], shortener: PromptShortener, stat
             inputs = kwargs.pop("inputs", None)
             if inputs is not None:
                 kwargs["input_ids"] = inputs
-            state.latest = None
+            state.start_call()
             with torch.no_grad():
                 short, arguments = _start_generate(shortener, state, kwargs)
             state.latest, state.generating = short, GenerateCall(short)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vlprune.pruning.call_state import ForwardPass
+from vlprune.pruning.check_selection import check_cut
 from vlprune.pruning.generation_settings import cache_length
 from vlprune.pruning.layer_attention import attention_rows, check_decoder
 from vlprune.pruning.layer_plan import CutGroup
@@ -287,6 +288,7 @@ class _DecoderPass:
         if group.scores is None:
             group.scores = group.tokens, scores
         chosen = self.owner.method.cut(scores, made.hidden[group.rows, group.columns], keep)
+        check_cut(self.owner.method, chosen, scores, keep)
         stay = chosen.kept
         if chosen.centres is not None:
             at, size = group.columns.gather(1, chosen.centres), made.drop.shape[1]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from vlprune.record import Record
-from vlprune.show.sheet import Box, Sheet
+from vlprune.show.sheet import Sheet
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +20,7 @@ MAPS = {
     "relevance": ("relevance to the question", "viridis"),
     "ranking": ("score to rank by", "cividis"),
 }
-ORDER_COLORS = "plasma"
-NUMBERED = 9  # so many of the first choices carry their number
+DIMMED = 0.35  # brightness of what was dropped
 
 
 class Mark(NamedTuple):
@@ -35,24 +33,24 @@ class Mark(NamedTuple):
 
 def draw_image(axes: Axes, sheet: Sheet, marks: Sequence[Mark], title: str | None = None) -> None:
     """The image, or its tiles or frames, with circles around what is asked about."""
-    from matplotlib.patches import Circle
-
     _show_pixels(axes, sheet.pixels)
-    for mark in marks:
-        x, y, radius = (sheet.scale * value for value in mark)
-        for color, width in (("black", 2.6), ("white", 1.3)):
-            axes.add_patch(Circle((x, y), radius, fill=False, color=color, lw=width))
+    _draw_marks(axes, sheet, marks)
     title = title or (f"{sheet.title}, with what is asked about" if marks else sheet.title)
     _finish_panel(axes, sheet, title, [cell.label for cell in sheet.cells])
 
 
-def draw_scores(axes: Axes, sheet: Sheet, scores: Tensor | None, name: str, methods: Sequence[str] = ()) -> None:
-    """A map of the scores of that name over the image in grey; `methods` that went by them stand in the title."""
+def draw_scores(
+    axes: Axes,
+    sheet: Sheet,
+    scores: Tensor | None,
+    name: str,
+    marks: Sequence[Mark] = (),
+    title: str | None = None,
+) -> None:
+    """A map of the scores of that name over the image in grey, bright where they are high."""
     from matplotlib.patches import Rectangle
 
-    title, colors = MAPS[name]
-    if methods:
-        title += ":\n" + textwrap.fill(", ".join(methods), 28)
+    usual, colors = MAPS[name]
     if scores is None:
         _finish_panel(axes, sheet, f"no {name}")
         axes.set_facecolor("0.95")
@@ -75,40 +73,25 @@ def draw_scores(axes: Axes, sheet: Sheet, scores: Tensor | None, name: str, meth
     bar = _add_color_bar(axes, shown)
     if bar.solids is not None:
         bar.solids.set_alpha(1)
-    _finish_panel(axes, sheet, title)
+    _draw_marks(axes, sheet, marks)
+    _finish_panel(axes, sheet, title or usual)
 
 
-def draw_kept(axes: Axes, sheet: Sheet, record: Record, title: str | None = None) -> None:
-    """The kept patches in full colour on a faded image, framed by when they were chosen.
-
-    With a title, the scale of the frames' colours is left out.
-    """
+def draw_kept(axes: Axes, sheet: Sheet, record: Record, marks: Sequence[Mark] = (), title: str | None = None) -> None:
+    """The image in the dark, and as it is where a token was kept."""
     import numpy as np
-    from matplotlib import colormaps
-    from matplotlib.patches import Rectangle
 
     kept = set(record.kept.tolist())
-    order = [token for token in record.order.tolist() if token in kept] if record.order is not None else []
-    colors = colormaps[ORDER_COLORS](np.linspace(0, 0.92, max(1, len(order))))
-    turn = {token: i for i, token in enumerate(order)}
     mask = np.zeros(sheet.pixels.shape[:2], dtype=bool)
     for cell in sheet.cells:
         for i, token in enumerate(cell.tokens):
-            if token not in kept:
-                continue
-            left, top, wide, high = box = cell.token_box(i)
-            mask[round(top) : round(top + high), round(left) : round(left + wide)] = True
-            color = colors[turn[token]] if token in turn else "0.35"
-            line = 0.7 if sheet.several else 1.1
-            axes.add_patch(Rectangle((left, top), wide, high, fill=False, color=color, lw=line))
-            if turn.get(token, NUMBERED) < NUMBERED and not sheet.several:
-                _write_number(axes, box, turn[token] + 1)
-    faded = np.broadcast_to(0.25 * sheet.pixels.mean(axis=2, keepdims=True) + 0.72, sheet.pixels.shape)
-    _show_pixels(axes, np.where(mask[..., None], sheet.pixels, faded))
+            if token in kept:
+                left, top, wide, high = cell.token_box(i)
+                mask[round(top) : round(top + high), round(left) : round(left + wide)] = True
+    _show_pixels(axes, np.where(mask[..., None], sheet.pixels, DIMMED * sheet.pixels))
+    _draw_marks(axes, sheet, marks)
     counts = [f"{len(kept.intersection(cell.tokens))} kept" for cell in sheet.cells] if sheet.several else []
     _finish_panel(axes, sheet, title or f"kept {record.after} of {record.before}", counts)
-    if order and not title:
-        _add_order_scale(axes, colors, len(order))
 
 
 def escape_formulas(text: str) -> str:
@@ -116,12 +99,14 @@ def escape_formulas(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _write_number(axes: Axes, box: Box, number: int) -> None:
-    from matplotlib.patheffects import withStroke
+def _draw_marks(axes: Axes, sheet: Sheet, marks: Sequence[Mark]) -> None:
+    """Circles, white in black, which are seen on any ground."""
+    from matplotlib.patches import Circle
 
-    outline = [withStroke(linewidth=1.6, foreground="white")]
-    x, y = box.left + box.width / 2, box.top + box.height / 2
-    axes.text(x, y, str(number), ha="center", va="center", fontsize=7, fontweight="bold", path_effects=outline)
+    for mark in marks:
+        x, y, radius = (sheet.scale * value for value in mark)
+        for color, width in (("black", 2.6), ("white", 1.3)):
+            axes.add_patch(Circle((x, y), radius, fill=False, color=color, lw=width))
 
 
 def _add_color_bar(axes: Axes, shown: Any) -> Any:
@@ -129,17 +114,6 @@ def _add_color_bar(axes: Axes, shown: Any) -> Any:
     bar.ax.tick_params(labelsize=7, length=2)
     bar.outline.set_visible(False)
     return bar
-
-
-def _add_order_scale(axes: Axes, colors: np.ndarray, count: int) -> None:
-    """A bar of the frames' colours, from the first choice to the last."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap
-
-    scale = ScalarMappable(cmap=ListedColormap(colors))
-    scale.set_clim(0.5, count + 0.5)
-    bar = _add_color_bar(axes, scale)
-    bar.set_ticks([1, count] if count > 1 else [1], labels=["first", "last"][:count])
 
 
 def _show_pixels(axes: Axes, pixels: np.ndarray, **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from vlprune.media.outputs import picture_metadata
 from vlprune.record import Record
-from vlprune.show.panels import MAPS, Mark, draw_image, draw_kept, draw_scores, escape_formulas
+from vlprune.show.panels import MAPS, Mark, draw_image, draw_kept, draw_scores
 from vlprune.show.sheet import Sheet, lay_out
+from vlprune.show.titles import fallback_fonts, fit_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,13 +29,15 @@ def draw_picture(
     *,
     titles: Sequence[str] | None = None,
     marks: Sequence[Sequence[Mark]] | None = None,
+    panel_titles: Sequence[Mapping[str, str]] | None = None,
 ) -> Figure:
     """Draw a strip of panels for each record: the image, maps of its scores, and the kept tokens.
 
     All records are of the same image, given as the model saw it (see `vlprune.media.image.image_from_pixels`). Of a
     video, or of an image in tiles, `image` may be one for each of the record's parts: they make a contact sheet, of 16
-    frames at most. A map that a method has no scores for is left out. `titles` and `marks` are one per record; a title
-    is by default the record's question.
+    frames at most. A map that a method has no scores for is left out. `titles`, `marks` and `panel_titles` are one per
+    record; a title is by default the record's question, and a panel's title is given by the name of its scores, or as
+    "kept".
 
     >>> import torch
     >>> from PIL import Image
@@ -47,7 +51,7 @@ def draw_picture(
     strips = list(records) if isinstance(records, Sequence) else [records]
     if not strips:
         raise ValueError("records is empty: pass at least one Record.")
-    for name, given in (("titles", titles), ("marks", marks)):
+    for name, given in (("titles", titles), ("marks", marks), ("panel_titles", panel_titles)):
         if given is not None and len(given) != len(strips):
             raise ValueError(f"{name} has {len(given)} entries for {len(strips)} records: pass one per record.")
     maps = [name for name in MAPS if any(getattr(record, name) is not None for record in strips)]
@@ -62,12 +66,13 @@ def draw_picture(
     for i, (strip, record, sheet) in enumerate(zip(drawn, strips, sheets)):
         title = titles[i] if titles is not None else record.query
         if title:
-            strip.suptitle(escape_formulas(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
+            strip.suptitle(fit_title(title, size[0], 11), x=0.01, ha="left", fontsize=11, fontweight="bold")
         panels = iter(strip.subplots(rows, columns).flat)
-        draw_image(next(panels), sheet, marks[i] if marks is not None else ())
+        asked, own = marks[i] if marks is not None else (), panel_titles[i] if panel_titles is not None else {}
+        draw_image(next(panels), sheet, asked)
         for name in maps:
-            draw_scores(next(panels), sheet, getattr(record, name), name)
-        draw_kept(next(panels), sheet, record)
+            draw_scores(next(panels), sheet, getattr(record, name), name, asked, own.get(name))
+        draw_kept(next(panels), sheet, record, asked, own.get("kept"))
         for spare in panels:
             spare.set_axis_off()
     return figure
@@ -108,12 +113,13 @@ def draw_contact_sheet(
     blocks = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=rows)[:, 0]
     panels = [iter(block.subplots(count, columns, squeeze=False).flat) for block, count in zip(blocks, rows)]
     if title:
-        figure.suptitle(escape_formulas(title), x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure.suptitle(fit_title(title, side * columns, 12), x=0.01, ha="left", fontsize=12, fontweight="bold")
     draw_image(next(panels[0]), sheet, (), titles.get(""))
     for name, record in records.items():
-        draw_kept(next(panels[0]), sheets[name], record, titles.get(name, name))
+        draw_kept(next(panels[0]), sheets[name], record, title=titles.get(name, name))
     for kind, scores, names in maps:
-        draw_scores(next(panels[1]), sheet, scores, kind, names)
+        by = f"{MAPS[kind][0]}:\n{textwrap.fill(', '.join(names), 28)}"
+        draw_scores(next(panels[1]), sheet, scores, kind, title=by)
     for block in panels:
         for spare in block:
             spare.set_axis_off()
@@ -150,11 +156,13 @@ def save_picture(
     **options: Any,
 ) -> None:
     """Write `draw_picture(image, records, ...)` to a file, in the format that its name ends in."""
-    draw_picture(image, records, **options).savefig(path, dpi=110, **picture_metadata(path))
+    with fallback_fonts():
+        draw_picture(image, records, **options).savefig(path, dpi=110, **picture_metadata(path))
 
 
 def save_contact_sheet(
     path: str | Path, image: Image.Image | Sequence[Image.Image], records: Mapping[str, Record], **options: Any
 ) -> None:
     """Write `draw_contact_sheet(image, records, ...)` to a file, in the format that its name ends in."""
-    draw_contact_sheet(image, records, **options).savefig(path, dpi=110, **picture_metadata(path))
+    with fallback_fonts():
+        draw_contact_sheet(image, records, **options).savefig(path, dpi=110, **picture_metadata(path))

@@ -43,6 +43,19 @@ class Study(Protocol):
         """Ask what the study asks, with the budgets `evaluation.keep`, and return what it finds."""
 
 
+def small_notice(study: Study, evaluation: Evaluation) -> str:
+    """The line that marks the result of a small run."""
+    count = len(evaluation.questions)
+    if study.NEEDS == "images":
+        asked = f"{len({question.image_name for question in evaluation.questions})} images"
+    elif evaluation.has_scenes:
+        seeds = getattr(study, "SEEDS", (1, 1))[1]  # each draws as many
+        asked = f"{seeds * count // len(evaluation.kinds)} questions of each kind"
+    else:
+        asked = f"{count} questions"
+    return f"A small run: {asked}; for a look, not for a claim."
+
+
 def get_study(name: str) -> Study:
     """The module of that study.
 

@@ -16,7 +16,7 @@ from vlprune.methods.base import QueryMethod
 from vlprune.selection import fuse, graph_keep, graph_scores, greedy_map_features, highest, relevance_scores
 from vlprune.types import Query, Selection, TokenView
 
-NEEDS, QUESTIONS, KEEP = "answers", (200, 1), (64, 16)
+NEEDS, QUESTIONS, KEEP = "answers", (200, 12), (64, 16)
 COMBINATIONS = [(gsp, qcrs, dpp) for dpp in (False, True) for qcrs in (False, True) for gsp in (False, True)]
 
 

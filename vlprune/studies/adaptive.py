@@ -25,8 +25,8 @@ from vlprune.evaluation.stats import mcnemar
 from vlprune.methods import Method, Script
 from vlprune.record import Record
 
-NEEDS, QUESTIONS, KEEP = "scenes", (600, 1), (64, 32, 16, 8)
-FIT_QUESTIONS = (100, 2)  # of each kind, to find the shares by; in full, and in small
+NEEDS, QUESTIONS, KEEP = "scenes", (600, 16), (64, 32, 16, 8)
+FIT_QUESTIONS = (100, 5)  # of each kind, to find the shares by; in full, and in small
 SEED = 4  # of scenes that neither training nor another split uses
 NOTE = (
     "The share is found on other scenes. Tokens: the mean over questions, and the means over the scenes with the "

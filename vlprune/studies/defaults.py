@@ -18,7 +18,7 @@ from vlprune.methods.base import QueryMethod
 from vlprune.selection import greedy_map_features, grid_cells, relevance_scores
 from vlprune.types import Query, Selection, TokenView
 
-NEEDS, QUESTIONS, KEEP = "answers", (600, 1), (64, 16)
+NEEDS, QUESTIONS, KEEP = "answers", (600, 5), (64, 16)
 NOTE = (
     "The first row is Script as it is by default; each other row changes what it says. Lost, won: questions that only "
     "the default answers, and that only this setting answers; p is McNemar's, exact and two-sided, not corrected for "

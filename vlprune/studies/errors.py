@@ -16,7 +16,7 @@ from vlprune.methods import Method, Script
 from vlprune.record import Record
 from vlprune.selection import graph_keep
 
-NEEDS, QUESTIONS, KEEP = "scenes", (200, 2), (64, 16)
+NEEDS, QUESTIONS, KEEP = "scenes", (200, 20), (64, 16)
 CAUSES = {
     "model": "wrong with all tokens too",
     "GSP": "a thing asked about has no token left; QCSP's m tokens had one, the graph struck it out",
@@ -26,7 +26,7 @@ CAUSES = {
 }
 
 NOTE = (
-    "Evidence: tokens whose middle lies on a thing asked about; *exist* asks about all things of that colour or shape."
+    'Evidence: tokens whose middle lies on a thing asked about; "exist" asks about all things of that colour or shape.'
 )
 
 

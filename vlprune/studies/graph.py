@@ -19,7 +19,7 @@ from vlprune.methods import GraphOnly, Method, Random, Script
 from vlprune.record import Record
 from vlprune.selection import graph_scores
 
-NEEDS, QUESTIONS, KEEP = "answers", (200, 1), (0.1,)
+NEEDS, QUESTIONS, KEEP = "answers", (200, 20), (0.1,)
 GRAPHS = {"exhaustive": "full", "bipartite": "bipartite", "random halves": "random"}
 PAIRS = {"exhaustive": 100, "bipartite": 50, "random halves": 50, "random tokens": 0}
 

@@ -9,12 +9,12 @@ from vlprune.evaluation.answers import AnswerLine, Evaluation, share_right
 from vlprune.evaluation.questions import ImageQuestion
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
-from vlprune.evaluation.stats import bootstrap_means, percentile_interval
+from vlprune.evaluation.stats import bootstrap_interval, bootstrap_means
 from vlprune.methods import Method, Script
 from vlprune.record import Record
 from vlprune.selection import graph_keep
 
-NEEDS, QUESTIONS, KEEP = "answers", (200, 1), (192, 128, 64, 32, 16)
+NEEDS, QUESTIONS, KEEP = "answers", (200, 12), (192, 128, 64, 32, 16)
 
 
 def study(evaluation: Evaluation) -> StudyResult:
@@ -27,7 +27,7 @@ def study(evaluation: Evaluation) -> StudyResult:
     for keep in evaluation.keep:
         found = lines[f"script@{keep}"]
         shares = [line["both"] / line["m"] for line in found]
-        low, high = percentile_interval(bootstrap_means([shares], images)[:, 0])
+        low, high = bootstrap_interval(bootstrap_means([shares], images)[:, 0], images, (0, 1))
         chance = sum(line["m"] / line["n"] for line in found) / len(found)
         mean, count = sum(shares) / len(shares), sum(line["both"] for line in found) / len(found)
         accuracy = share_right(found)

@@ -19,8 +19,15 @@ from vlprune.evaluation.stats import spearman
 from vlprune.methods import AttentionTopK, GraphOnly, Method, RelevanceTopK, Script
 from vlprune.record import Record
 
-NEEDS, QUESTIONS, KEEP = "answers", (50, 1), (64,)
+NEEDS, QUESTIONS, KEEP = "answers", (50, 16), (64,)
 PICTURES = 6
+#: What a family goes by, for the titles of its maps.
+GOES_BY = {
+    "attention": "attention in the vision tower",
+    "relevance": "relevance to the question",
+    "redundancy": "little redundancy",
+    "script": "Script, earliest choices first",
+}
 
 
 def study(evaluation: Evaluation) -> StudyResult:
@@ -107,6 +114,7 @@ def _figure(evaluation: Evaluation, lines: Mapping[str, Sequence[AnswerLine]]) -
         for name, found in lines.items():
             values = np.array(found[i]["map"])
             ranks = np.unique(values, return_inverse=True)[1]
-            maps.append((name, ranks.reshape(found[i]["grid"])))
+            maps.append((GOES_BY[name], ranks.reshape(found[i]["grid"])))
         rows.append([(question.text, np.asarray(question.image())), *maps])
-    return plot_panels(rows)
+    title = "Which tokens each family of methods prefers"
+    return plot_panels(rows, title=title, low="least preferred, or dropped", high="most preferred")

@@ -21,7 +21,7 @@ from vlprune.evaluation.image_tokens import (
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import pearson, spearman
 
-NEEDS, QUESTIONS, KEEP = "images", (200, 2), ()
+NEEDS, QUESTIONS, KEEP = "images", (200, 8), ()
 BINS, EPS = 20, 1e-8
 EDGES = np.linspace(-1, 1, 81)
 
@@ -120,14 +120,17 @@ def image_entropy(one: ImageTokens) -> Tensor:
 def neighbourhood_entropy(one: ImageTokens) -> Tensor:
     """(n,) entropy of each 3 × 3 neighbourhood on its own first principal component, in bins over its own range."""
     around = neighbour_mask(one.grid) | torch.eye(len(one.features), dtype=torch.bool)
-    counts = []
-    for inside in around:
-        near = one.features[inside]
-        centred = near - near.mean(0)
-        values = centred @ torch.linalg.svd(centred, full_matrices=False)[2][0]
-        bins = ((values - values.min()) / (values.max() - values.min()).clamp(min=1e-12) * BINS).long()
-        counts.append(torch.bincount(bins.clamp(max=BINS - 1), minlength=BINS))
-    return _entropy(torch.stack(counts).float())
+    counts = torch.zeros(len(one.features), BINS)
+    sizes = around.sum(1)
+    for size in sizes.unique().tolist():  # corners, edges and the inside
+        own = (sizes == size).nonzero()[:, 0]
+        near = one.features[around[own].nonzero()[:, 1].view(len(own), size)]
+        centred = near - near.mean(1, keepdim=True)
+        values = (centred @ torch.linalg.svd(centred, full_matrices=False)[2][:, 0, :, None])[..., 0]
+        low, high = values.amin(1, keepdim=True), values.amax(1, keepdim=True)
+        bins = ((values - low) / (high - low).clamp(min=1e-12) * BINS).long().clamp(max=BINS - 1)
+        counts[own] = torch.nn.functional.one_hot(bins, BINS).sum(1).float()
+    return _entropy(counts)
 
 
 def _entropy(counts: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.methods import Method, Script
 
-NEEDS, QUESTIONS, KEEP = "answers", (200, 1), (64,)
+NEEDS, QUESTIONS, KEEP = "answers", (200, 16), (64,)
 DEFAULT = Script(fusion="supplement")  # where the graph has a say
 VALUES: dict[str, tuple[Any, ...]] = {
     "tau": (0.1, 0.3, 0.5, 0.7, 0.9),

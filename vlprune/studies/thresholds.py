@@ -10,7 +10,7 @@ from vlprune.evaluation.image_tokens import collect_image_tokens, cosine_matrix,
 from vlprune.evaluation.plots import plot_panels
 from vlprune.evaluation.result import ResultTable, StudyResult
 
-NEEDS, QUESTIONS, KEEP = "images", (100, 2), ()
+NEEDS, QUESTIONS, KEEP = "images", (100, 8), ()
 TAUS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9)
 PICTURES = 6
@@ -47,5 +47,8 @@ def study(evaluation: Evaluation) -> StudyResult:
         grid = values.reshape(one.grid).numpy()
         masks = [(f"τ = {tau}: {100 * (grid >= tau).mean():.0f} %", grid >= tau) for tau in SHOWN]
         picture = np.asarray(one.question.image())
-        shown.append([(one.question.image_name, picture), ("mean cosine to neighbours", grid), *masks])
-    return StudyResult("Thresholds", [table], {"thresholds": plot_panels(shown)}, data)
+        shown.append([(f"image {one.question.image_name}", picture), ("mean cosine, red is high", grid), *masks])
+    title = "Which tokens count as redundant at a threshold τ, and their share"
+    high = "redundant: mean cosine to the tokens around ≥ τ"
+    figure = plot_panels(shown, title=title, low="not redundant", high=high)
+    return StudyResult("Thresholds", [table], {"thresholds": figure}, data)

@@ -101,11 +101,10 @@ def test_what_can_be_added():
     assert both.accounting(576, 32) == (192, 72.0)
     assert (Script(keep=192) + FastV(keep=0.5)).accounting(576, 32) == (192, 102.0)
     assert (Random(keep=Budget(ratio=0.5)) + PyramidDrop()).accounting(576, 32) == (288, 135.0)
-    for wrong in (
-        lambda: FastV() + Script(),
-        lambda: Script() + Random(),
-        lambda: both + FastV(),
-        lambda: Script() + 3,
-    ):
-        with pytest.raises(TypeError, match="unsupported operand"):
-            wrong()
+    for first, second in ((FastV(), Script()), (Script(), Random()), (Script(), Script()), (both, FastV())):
+        with pytest.raises(TypeError) as error:
+            first + second
+        sentence = "the first must choose before the LLM and the second inside it, as in script + fastv."
+        assert str(error.value) == f"{first.name} + {second.name}: {sentence}"
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Script() + 3
