@@ -5,6 +5,7 @@ text made README's figures, for hours or on a GPU: `test_docs.py` checks that th
 """
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -35,6 +36,10 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("readme")
     pocket.images(pocket.scenes("test", 1))[0].save(place / "photo.jpg")
     write_film(place / "clip.mp4", [np.full((48, 64, 3), 10 * i, dtype=np.uint8) for i in range(20)])
+    (place / "photos").mkdir()
+    pocket.images(pocket.scenes("test", 1))[0].save(place / "photos" / "kitchen.jpg")
+    (line,) = re.findall(r"`(\{\"image\".*?\})`", README.read_text(encoding="utf-8"))
+    (place / "questions.jsonl").write_text(line + "\n", encoding="utf-8")
     save_llava(place / LLAVA, side=24)
     save_clip(place / CLIP, side=24)
     return place

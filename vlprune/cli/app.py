@@ -26,7 +26,7 @@ from vlprune.errors import UserError
 app = typer.Typer(
     name="vlprune",
     help="Drop the visual tokens that a question does not need, before the LLM pays for them.",
-    epilog="Start with `vlprune demo`; then try an image of yours: vlprune ask photo.png 'what is it?' --show kept.png",
+    epilog="Start with `vlprune demo`; then `vlprune scene` draws an image to ask about; photographs need a --model.",
     add_completion=False,
     rich_markup_mode=None,  # rich takes longer to load than all the rest of --help
     pretty_exceptions_enable=False,

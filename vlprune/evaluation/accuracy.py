@@ -10,7 +10,7 @@ from vlprune.evaluation.answers import AnswerLine, Evaluation
 from vlprune.evaluation.plots import Point, plot_curves
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
-from vlprune.evaluation.stats import mcnemar, relative_accuracy, wilson_interval
+from vlprune.evaluation.stats import format_p, mcnemar, relative_accuracy, wilson_interval
 from vlprune.methods import Method
 
 INTERVALS_NOTE = (
@@ -101,7 +101,7 @@ def _accuracy_table(
         one = scores[at]
         counts = [f"{one['entering']:.4g}", f"{one['layer_average']:.4g}"]
         right, relative = accuracy_cells(one)
-        p = f"{p_values[at]:.2g}" if at in p_values else ""
+        p = format_p(p_values[at]) if at in p_values else ""
         cells.append([method, keep, *counts, right, "" if at == ALL_TOKENS else relative, p])
     images = len({question.image_name for question in evaluation.questions})
     counted = f"{len(evaluation.questions):,} questions about {images:,} images. "
@@ -133,7 +133,7 @@ def _ahead_table(
             for name, its in right.items():
                 if sum(its) > sum(mine):
                     only, only_it, p = mcnemar(mine, its)
-                    rows.append([name, keep, kind, str(sum(mine)), str(sum(its)), str(only), str(only_it), f"{p:.2g}"])
+                    rows.append([name, keep, kind, str(sum(mine)), str(sum(its)), str(only), str(only_it), format_p(p)])
     columns = ["method", "keep", "kind", "script right", "it right", "only script", "only it", "p"]
     return ResultTable("Where a method answers more than script", columns, rows, AHEAD_NOTE)
 

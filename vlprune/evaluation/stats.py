@@ -132,3 +132,12 @@ def pearson(a: Any, b: Any) -> float:
     x, y = (np.asarray(values, float) - np.asarray(values, float).mean() for values in (a, b))
     size = float(np.sqrt((x * x).sum() * (y * y).sum()))
     return round(float((x * y).sum()) / size, 12) if size > 0 else 0.0
+
+
+def format_p(p: float) -> str:
+    """A p value with two digits; one too small for a float is said to be below the smallest.
+
+    >>> format_p(0.0123), format_p(3.4e-95), format_p(0.0)
+    ('0.012', '3.4e-95', '<1e-300')
+    """
+    return f"{p:.2g}" if p > 0 else "<1e-300"

@@ -21,7 +21,7 @@ from vlprune.evaluation.plots import plot_curves
 from vlprune.evaluation.questions import ImageQuestion, pocket_questions
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
-from vlprune.evaluation.stats import mcnemar
+from vlprune.evaluation.stats import format_p, mcnemar
 from vlprune.methods import Method, Script
 from vlprune.record import Record
 
@@ -53,7 +53,7 @@ def study(evaluation: Evaluation) -> StudyResult:
         share = budgets[keep].adaptive
         adaptive |= {"share": share, "lost": lost, "won": won, "p": p}
         rows.append(["fixed", str(keep), "", *_cells(fixed), "", "", ""])
-        rows.append(["adaptive", str(keep), f"{share:.3g}", *_cells(adaptive), str(lost), str(won), f"{p:.2g}"])
+        rows.append(["adaptive", str(keep), f"{share:.3g}", *_cells(adaptive), str(lost), str(won), format_p(p)])
         data |= {f"fixed@{keep}": fixed, f"adaptive@{keep}": adaptive}
     columns = ["budget", "mean", "share", "tokens", "fewest things", "most things", "right", *evaluation.kinds]
     table = ResultTable("Adaptive budgets", [*columns, "lost", "won", "p"], rows, f"{INTERVALS_NOTE} {NOTE}")

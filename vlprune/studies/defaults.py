@@ -12,7 +12,7 @@ from vlprune.evaluation.accuracy import INTERVALS_NOTE, outcomes, percent_by_kin
 from vlprune.evaluation.answers import AnswerLine, Evaluation
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
-from vlprune.evaluation.stats import mcnemar
+from vlprune.evaluation.stats import format_p, mcnemar
 from vlprune.methods import Method, Script
 from vlprune.methods.base import QueryMethod
 from vlprune.selection import greedy_map_features, grid_cells, relevance_scores
@@ -123,7 +123,7 @@ def _compare_with_default(evaluation: Evaluation, lines: Mapping[str, list[Answe
 
 
 def _row(name: str, score: Mapping[str, Any]) -> list[str]:
-    compared = [str(score["lost"]), str(score["won"]), f"{score['p']:.2g}"] if name != "default" else [""] * 3
+    compared = [str(score["lost"]), str(score["won"]), format_p(score["p"])] if name != "default" else [""] * 3
     return [name, percent_with_interval(score["accuracy"], score["interval"]), *percent_by_kind(score), *compared]
 
 

@@ -12,7 +12,14 @@ from vlprune.evaluation.accuracy import outcomes, percent
 from vlprune.evaluation.answers import AnswerLine, Evaluation, share_right
 from vlprune.evaluation.questions import ImageQuestion, pocket_questions
 from vlprune.evaluation.result import ResultTable, StudyResult
-from vlprune.evaluation.stats import bootstrap_interval, bootstrap_means, import_scipy_stats, mcnemar, paired_tests
+from vlprune.evaluation.stats import (
+    bootstrap_interval,
+    bootstrap_means,
+    format_p,
+    import_scipy_stats,
+    mcnemar,
+    paired_tests,
+)
 from vlprune.methods import Method, Script, get_method, list_methods
 
 NEEDS, QUESTIONS, KEEP = "answers", (20, 10), (32,)
@@ -100,8 +107,8 @@ def _row(name: str, one: Any) -> list[str]:
     pairs = one["mcnemar"]
     low, high = (100 * end for end in one["difference_interval"])
     difference = f"{100 * one['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"
-    tests = ["-" if one["t"] is None else f"{one['t']:.2g}", f"{one['wilcoxon']:.2g}"]
-    return [*cells, *tests, str(pairs["only_script"]), str(pairs["only_other"]), f"{pairs['p']:.2g}", difference]
+    tests = ["-" if one["t"] is None else format_p(one["t"]), format_p(one["wilcoxon"])]
+    return [*cells, *tests, str(pairs["only_script"]), str(pairs["only_other"]), format_p(pairs["p"]), difference]
 
 
 def _figure(data: Any) -> Any:
