@@ -14,7 +14,7 @@ class Record:
 
     The tokens are numbered as a method sees them: without structure (newlines, class tokens). `kept` (m,) are the
     kept ones in ascending order; `order` (k,) is the order of choice, None where each tile or frame has one of
-    its own, and `gains` (k,) what each choice added, None without an adaptive budget; `redundancy`, `relevance` and
+    its own, and `gains` (k,) what each choice added, None where the method does not say; `redundancy`, `relevance` and
     `ranking` (n,) are scores, None where the method has none. `before` and `after` count the tokens, `structure`
     counts structural tokens (before, after). `parts` are the tiles or frames, each with its name, grid and tokens;
     `grid` is (rows, columns) of them all where they make up a grid, else (1, n). `kind` is "image" or "video", `row`

@@ -147,7 +147,7 @@ class Selection:
     relevance:   (B, n) float32 in [0, 1], high where the question looks, or None.
     scores:      (B, n) float32, what the method ranked by, where neither of these two says it, or None.
     embeddings:  (B, m, d), features that take the place of the kept tokens' own, or None to keep those.
-    gains:       (B, k) float32, what each choice of `order` added, or None where nobody needs it.
+    gains:       (B, k) float32, what each choice of `order` added, or None where the method does not say.
     sizes:       how many of each image's m are meant, where images keep different numbers, or None for all m.
 
     >>> import torch

@@ -5,8 +5,8 @@ import torch
 
 from tests.support.families import reference
 from tests.support.method_models import CASES
-from vlprune import Budget, Random, Script, attach
-from vlprune.selection import even_order, greedy_gains, greedy_map_features, relevance_scores
+from vlprune import Budget, Random, ScriptPlus, attach
+from vlprune.selection import even_order, relevance_scores, select_script
 from vlprune.types import Query, TokenView
 
 STEPS = 4
@@ -26,8 +26,8 @@ def view_and_query(seed=0, B=3, rows=6, columns=6, d=8, flat=0):
 def test_an_image_keeps_what_still_adds(fusion):
     view, query = view_and_query(flat=34)
     budget = Budget(adaptive=0.2, mean=4)
-    found = Script(keep=budget, fusion=fusion).select(view, query)
-    fixed = Script(keep=16, fusion=fusion, fill=0.0).select(view, query)
+    found = ScriptPlus(keep=budget, fusion=fusion).select(view, query)
+    fixed = ScriptPlus(keep=16, fusion=fusion, fill=0.0).select(view, query)
     assert torch.equal(found.order, fixed.order)
     assert found.sizes[0] < max(found.sizes)
     for kept, order, gains, size in zip(found.kept, fixed.order, found.gains.tolist(), found.sizes):
@@ -40,8 +40,8 @@ def test_an_image_keeps_what_still_adds(fusion):
 
 def test_bounds_and_share():
     view, query = view_and_query()
-    everything = Script(keep=Budget(adaptive=0.0, mean=4)).select(view, query)
-    nothing = Script(keep=Budget(adaptive=1.0, mean=8)).select(view, query)
+    everything = ScriptPlus(keep=Budget(adaptive=0.0, mean=4)).select(view, query)
+    nothing = ScriptPlus(keep=Budget(adaptive=1.0, mean=8)).select(view, query)
     assert everything.sizes == (16,) * 3
     assert nothing.sizes == (2,) * 3
 
@@ -51,7 +51,7 @@ def test_batches_are_singles_and_answers_the_references(case):
     model = case.model()
     samples = case.samples("ragged")
     batch = case.batch(samples)
-    method = Script(keep=Budget(adaptive=0.4, mean=4))
+    method = ScriptPlus(keep=Budget(adaptive=0.4, mean=4))
     with attach(model, method, cache_bytes=0) as pruner:
         out = model.generate(**batch, do_sample=False, max_new_tokens=STEPS)
         kept = [record.kept.tolist() for record in pruner.records]
@@ -70,9 +70,9 @@ def test_batches_are_singles_and_answers_the_references(case):
 
 def test_fitting_a_share():
     view, query = view_and_query(B=40, flat=30)
-    gains = Script(keep=Budget(adaptive=0.0, mean=6)).select(view, query).gains.tolist()
+    gains = ScriptPlus(keep=Budget(adaptive=0.0, mean=6)).select(view, query).gains.tolist()
     budget = Budget.fit(gains, mean=6)
-    sizes = Script(keep=budget).select(view, query).sizes
+    sizes = ScriptPlus(keep=budget).select(view, query).sizes
     assert 5.5 <= sum(sizes) / len(sizes) <= 6
     with pytest.raises(ValueError, match="gains has no images"):
         Budget.fit([], mean=6)
@@ -96,9 +96,9 @@ def test_wrong_budgets(wrong, says):
 def test_what_does_not_go_together():
     adaptive = Budget(adaptive=0.1, mean=4)
     with pytest.raises(ValueError, match="supplement"):
-        Script(keep=adaptive, fusion="supplement")
+        ScriptPlus(keep=adaptive, fusion="supplement")
     with pytest.raises(ValueError, match="fill=2"):
-        Script(fill=2.0)
+        ScriptPlus(fill=2.0)
     case = CASES[0]
     model = case.model()
     with attach(model, Random(keep=adaptive)), pytest.raises(ValueError, match="random keeps a fixed number"):
@@ -125,10 +125,10 @@ def test_an_even_order_covers_the_grid_evenly(shape):
 @pytest.mark.parametrize("m", [1, 9, 36])
 def test_the_rest_covers_the_image_evenly(fill, m):
     view, query = view_and_query(flat=20)
-    found = Script(keep=m, fill=fill).select(view, query)
+    found = ScriptPlus(keep=m, fill=fill).select(view, query)
     relevance = relevance_scores(query.image, query.text)
-    order = greedy_map_features(view.features, relevance, m)
-    gains = greedy_gains(view.features, relevance, order)
+    plain = select_script(view.features, None, m, relevance=relevance, fusion="released")
+    order, gains = plain.order, plain.gains
     even = even_order(6, 6).tolist()
     for b in range(3):
         adds = 0

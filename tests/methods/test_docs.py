@@ -9,7 +9,7 @@ from vlprune.methods import InLLMMethod, get_method, list_methods
 
 TEXT = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 LINES = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| `")]
-TABLE = {line[0].strip("`"): line[1:] for line in LINES}
+TABLE = {line[0].strip("`"): line[1:] for line in LINES if len(line) == 9}
 
 
 @pytest.mark.parametrize("name", list_methods())

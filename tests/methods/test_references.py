@@ -27,6 +27,7 @@ from vlprune import (
     list_methods,
 )
 from vlprune.methods import InLLMMethod
+from vlprune.selection import even_order
 from vlprune.types import TokenView
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)
@@ -137,12 +138,26 @@ def test_script(seed, n, sign, data):
     """The paper's fusion; the released one is what CDPruner computes."""
     m = data.draw(st.integers(1, n))
     view, query = draw(seed, 2, n, sign=sign)
-    paper = get_method("script", preset="paper", keep=m).select(view, query)
-    released = get_method("script", preset="released", keep=m).select(view, query)
+    paper = get_method("script", keep=m).select(view, query)
+    released = get_method("script", fusion="released", keep=m).select(view, query)
     for b in range(2):
         image = floats(view.features[b]), floats(query.image[b]), floats(query.text[b, 0])
         check(paper, b, view, (reference.script(*image, sign, m), {}))
         assert released.order[b].tolist() == reference.cdpruner(*image, sign, m)
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 17), sign=st.sampled_from([1, -1]), data=st.data())
+def test_script_plus(seed, n, sign, data):
+    m = data.draw(st.integers(1, n))
+    view, query = draw(seed, 2, n, sign=sign)
+    chosen = get_method("script_plus", keep=m).select(view, query)
+    for b in range(2):
+        image = floats(view.features[b]), floats(query.image[b]), floats(query.text[b, 0])
+        order = reference.script_plus(*image, sign, m, even_order(*view.grid).tolist())
+        if order is not None:
+            assert chosen.order[b].tolist() == order
+            check(chosen, b, view, (sorted(order), {}))
 
 
 @EXACT

@@ -59,7 +59,7 @@ def test_methods_are_frozen_settings():
     assert method == Script(keep=64) != Script(keep=63)
     assert hash(method) == hash(Script(keep=64))
     assert (method.tau, method.gamma, method.graph, method.kernel, method.fusion, method.rho, method.relevance) == (
-        *(0.3, 5.0, "bipartite", "s_prime", "released", 0.5, "auto"),
+        *(0.3, 5.0, "bipartite", "s_prime", "supplement", 0.5, "auto"),
     )
 
 

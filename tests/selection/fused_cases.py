@@ -81,8 +81,11 @@ def assert_redundancy(scores, x, *, tau=0.3, gamma=5.0, graph="bipartite"):
         assert fits.all(), (~fits).nonzero()[:5]
 
 
-def assert_greedy(order, kernel, candidates=None, eps=1e-6):
-    """Every choice is the rule's, judged by exact v² after the choices before it: to within rounding of each border."""
+def assert_greedy(order, kernel, candidates=None, eps=1e-6, gains=None):
+    """Every choice is the rule's, judged by exact v² after the choices before it: to within rounding of each border.
+
+    `gains` (B, k), if given, are these v², and 0 where it is spent.
+    """
     (B, k), (n, L) = order.shape, (kernel.shape[1], kernel.double())
     assert all(len(set(row)) == k for row in order.tolist())
     image, index = torch.arange(B, device=DEVICE), torch.arange(n, device=DEVICE)
@@ -100,6 +103,9 @@ def assert_greedy(order, kernel, candidates=None, eps=1e-6):
             earlier = (index < j[:, None]) & (value >= least + slack)
             right.append((value[image, j][:, None] >= least - slack) & ~earlier.any(1, keepdim=True))
         good.append((right[0] & (best > floor - slack)) | (right[1] & (best < floor + slack)))
+        if gains is not None:
+            added, spent = gains[:, t, None].double(), gains[:, t, None] == 0
+            good.append(torch.where(spent, best < floor + slack, (added - v2[image, j][:, None]).abs() <= slack))
         row = L[image, j] - torch.einsum("bt,btn->bn", u[image, :t, j], u[:, :t])
         e = row / torch.sqrt(v2[image, j][:, None].clamp(min=0) + eps * scale)
         u[:, t] = torch.where(best > floor, e, 0.0)
@@ -124,7 +130,7 @@ def assert_same(got, want, x, m, rule, kernel="s_prime", rho=0.5, graph_kind="bi
         assert torch.equal(got.kept, fusion.fuse(got.order, survivors, m, rule=rule))
     r = want.relevance.double() if kernel == "s_prime" else want.relevance.double().sqrt()
     weighted = exact_cosines(x) * r[:, :, None] * r[:, None]
-    assert_greedy(got.order, weighted, survivors if rule == "filter" else None)
+    assert_greedy(got.order, weighted, survivors if rule == "filter" else None, gains=got.gains)
     if not GPU:
         assert torch.equal(got.order, want.order)
         assert torch.equal(got.kept, want.kept)

@@ -1,4 +1,4 @@
-"""The statements of the paper's appendix on diversity, on small kernels, by exhaustive search."""
+"""The statements of the paper on relevance and diversity, on small kernels, by exhaustive search."""
 
 import itertools
 import math
@@ -189,3 +189,130 @@ def test_real_choices_are_not_equicorrelated():
     assert max(pairs, key=lambda s: reference.det(kernel, list(s))) == (0, 1)
     assert min(pairs, key=lambda s: cosine[s]) != (0, 1)
     assert cosine[0, 1] == pytest.approx(0.8)
+
+
+# --- the main text: relevance and diversity in one determinant ---
+
+
+def elementary_symmetric(values, k):
+    """The sum of the products of all k of the values, by its recurrence."""
+    sums = np.zeros(k + 1)
+    sums[0] = 1.0
+    for value in values:
+        for i in range(k, 0, -1):
+            sums[i] += value * sums[i - 1]
+    return sums[k]
+
+
+def relevant_tokens(seed, n, d):
+    """Unit vectors (n, d) and relevances (n,) in [0.2, 1], as float64."""
+    relevance = np.random.default_rng(seed + 1).uniform(0.2, 1.0, n)
+    return reference.correlated_units(seed, n, d), relevance
+
+
+@EXACT
+@given(seed=SEEDS, n=st.integers(1, 7), d=st.integers(1, 9), data=st.data())
+def test_determinant_is_relevance_times_diversity(seed, n, d, data):
+    """det L̃_S = ∏ r² · det S'_S, and det L_S = ∏ r · det S_S with the square roots (Eq. 7)."""
+    chosen = data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True))
+    x, r = relevant_tokens(seed, n, d)
+    diversity = reference.det(x @ x.T, chosen)
+    for kind, power in (("s_prime", 2), ("s", 1)):
+        kernel = query_kernel(torch.tensor(x)[None], torch.tensor(r)[None], kind=kind)[0].double().numpy()
+        wanted = float(np.prod(r[chosen] ** power)) * diversity
+        assert reference.det(kernel, chosen) == pytest.approx(wanted, abs=3e-6)
+        assert np.linalg.eigvalsh(kernel)[0] >= -1e-6  # the congruence keeps it positive semi-definite
+
+
+@EXACT
+@given(seed=SEEDS, n=st.integers(2, 7), data=st.data())
+def test_orthogonal_tokens_are_chosen_by_relevance_alone(seed, n, data):
+    """With S = I the volume is the product of relevances: the widest set, and the greedy's, is the most relevant."""
+    k = data.draw(st.integers(1, n))
+    r = np.random.default_rng(seed).permutation(np.linspace(0.2, 1.0, n))
+    x, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(n, n)))
+    kernel = query_kernel(torch.tensor(x)[None], torch.tensor(r)[None])[0].double().numpy()
+    most = sorted(range(n), key=lambda i: -r[i])[:k]
+    assert reference.det(kernel, most) == pytest.approx(float(np.prod(r[most] ** 2)), rel=1e-4)
+    widest = max(itertools.combinations(range(n), k), key=lambda s: reference.det(kernel, list(s)))
+    assert set(widest) == set(most)
+    assert greedy_map_features(torch.tensor(x)[None], torch.tensor(r)[None], k)[0].tolist() == most
+
+
+@EXACT
+@given(seed=SEEDS, n=st.integers(1, 7), d=st.integers(1, 9), data=st.data())
+def test_normaliser_of_the_k_dpp(seed, n, d, data):
+    """The determinants of all k-subsets sum to the k-th elementary symmetric polynomial of the eigenvalues."""
+    k = data.draw(st.integers(1, n))
+    x, r = relevant_tokens(seed, n, d)
+    kernel = query_kernel(torch.tensor(x)[None], torch.tensor(r)[None])[0].double().numpy()
+    subsets = [list(s) for s in itertools.combinations(range(n), k)]
+    dets = np.array([reference.det(kernel, s) for s in subsets])
+    total = elementary_symmetric(np.linalg.eigvalsh(kernel), k)
+    assert dets.sum() == pytest.approx(total, abs=1e-9)
+    assert dets.min() >= -1e-6
+    assume(total > 1e-3)
+    probability = dets / total
+    assert probability.sum() == pytest.approx(1.0)
+    # the most probable set is the widest one
+    assert probability.max() == pytest.approx(max(reference.det(kernel, s) for s in subsets) / total)
+
+
+# --- the appendix: average similarity below 0 ---
+
+
+@EXACT
+@given(seed=SEEDS, k=st.integers(2, 7), d=st.integers(2, 9))
+def test_mean_cosine_is_never_below_its_end(seed, k, d):
+    """|Σ v|² ≥ 0, so k unit vectors cannot be less alike on average than −1/(k − 1)."""
+    x = np.random.default_rng(seed).normal(size=(k, d))
+    kernel = query_kernel(torch.tensor(x - x.mean(0))[None], torch.ones(1, k))[0].double().numpy()
+    assert off_diagonal(kernel).mean() >= -1 / (k - 1) - 1e-6
+    assert np.linalg.det(kernel) <= envelope(k, off_diagonal(kernel).mean()) + 2e-6
+
+
+@EXACT
+@given(k=st.integers(2, 8), share=st.floats(0.0, 1.0))
+def test_envelope_is_reached_down_to_its_end(k, share):
+    """By equicorrelated tokens, from ρ = −1/(k − 1), the simplex, up to 0."""
+    rho = -share / (k - 1)
+    values, vectors = np.linalg.eigh(equicorrelation(k, rho))
+    tokens = vectors * np.sqrt(values.clip(min=0))
+    kernel = query_kernel(torch.tensor(tokens)[None], torch.ones(1, k))[0].double().numpy()
+    assert off_diagonal(kernel) == pytest.approx(rho, abs=1e-5)
+    assert np.linalg.det(kernel) == pytest.approx(envelope(k, rho), abs=5e-6)
+
+
+@EXACT
+@given(k=st.integers(2, 8), share=st.floats(0.0, 0.9))
+def test_below_zero_the_envelope_rises(k, share):
+    """So with opposed tokens the widest set is not the least similar one: the equivalence needs ρ ≥ 0."""
+    low, high = -1 / (k - 1), 0.0
+    assert envelope(k, low) == pytest.approx(0.0, abs=1e-12)
+    rho = low + share * (high - low)
+    assert envelope(k, rho) < envelope(k, rho + 0.05 * (high - low)) <= 1.0
+
+
+@EXACT
+@given(seed=SEEDS, k=st.integers(2, 6), d=st.integers(2, 8))
+def test_the_envelope_s_proof(seed, k, d):
+    """The mean over all orders of the tokens is the equicorrelated kernel, and log det is concave on the way there."""
+    kernel = gram(seed, k, d)
+    orders = [list(order) for order in itertools.permutations(range(k))]
+    mean = np.mean([kernel[np.ix_(order, order)] for order in orders], axis=0)
+    assert mean == pytest.approx(equicorrelation(k, off_diagonal(kernel).mean()), abs=1e-6)
+    assume(np.linalg.det(kernel) > 1e-4)
+    half = np.linalg.slogdet((kernel + mean) / 2)[1]
+    assert half >= (np.linalg.slogdet(kernel)[1] + np.linalg.slogdet(mean)[1]) / 2 - 1e-9
+
+
+@EXACT
+@given(seed=SEEDS, k=st.integers(1, 7), d=st.integers(1, 9))
+def test_arithmetic_and_geometric_mean(seed, k, d):
+    """det L ≤ (tr L / k)^k, which is 1 for unit vectors, and for relevant ones (Σ r² / k)^k."""
+    x, r = relevant_tokens(seed, k, d)
+    for weights in (np.ones(k), r):
+        kernel = query_kernel(torch.tensor(x)[None], torch.tensor(weights)[None])[0].double().numpy()
+        assert np.trace(kernel) == pytest.approx(float((weights**2).sum()), rel=1e-5)
+        assert np.linalg.det(kernel) <= float((weights**2).mean()) ** k + 1e-6
+        assert np.linalg.det(kernel) <= float(np.prod(weights**2)) + 1e-6  # Hadamard's, with relevance

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import selection_reference as reference
-from vlprune.selection import greedy_gains, greedy_map, greedy_map_features, query_kernel
+from vlprune.selection import greedy_map, greedy_map_features, query_kernel, select_script
 from vlprune.selection.dpp import kernel_weights, matrix_for_greedy, worth_a_matrix
 from vlprune.selection.greedy import MatrixKernel, VectorKernel, greedy_on_device, greedy_on_host
 from vlprune.selection.numerics import unit_vectors
@@ -113,8 +113,10 @@ def test_both_loops_choose_alike(seed, n, data):
     unit, length = unit_vectors(x)
     weight, diagonal = kernel_weights(length, r, "s_prime")
     for kernel in (MatrixKernel(query_kernel(x, r)), VectorKernel(unit, weight, diagonal)):
-        order = greedy_on_device(kernel, k, 1e-6, candidates)
-        assert torch.equal(greedy_on_host(kernel, k, 1e-6, candidates), order)
+        order, gains = greedy_on_device(kernel, k, 1e-6, candidates)
+        on_host = greedy_on_host(kernel, k, 1e-6, candidates)
+        assert torch.equal(on_host[0], order)
+        torch.testing.assert_close(on_host[1], gains, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("alike", [0.0, 1.0])  # the next choices are those with the largest v², or others
@@ -154,8 +156,9 @@ def test_a_prefix_answers_a_smaller_budget():
 @given(seed=st.integers(0, 10**6), k=st.integers(1, 6))
 def test_gains_multiply_to_the_determinant(kind, seed, k):
     x, r = image(seed, 2, 14, 8)
-    order = greedy_map_features(x, r, k, kind=kind)
-    gains = greedy_gains(x, r, order, kind=kind).double()
+    found = select_script(x, None, k, relevance=r, kernel=kind, fusion="released")
+    order, gains = found.order, found.gains.double()
+    assert torch.equal(order, greedy_map_features(x, r, k, kind=kind))
     for b in range(2):
         kernel = query_kernel(x, r, kind=kind)[b].double()
         for t in range(1, k + 1):
@@ -167,24 +170,25 @@ def test_gains_multiply_to_the_determinant(kind, seed, k):
 @given(seed=st.integers(0, 10**6))
 def test_gains_fall_in_the_order_of_choice_and_end_with_the_features(seed):
     x, r = image(seed, 2, 14, 5)
-    gains = greedy_gains(x, r, greedy_map_features(x, r, 14))
+    gains = select_script(x, None, 14, relevance=r, fusion="released").gains
     assert (gains[:, 1:6] <= gains[:, :5] + 1e-5).all()
     assert (gains[:, 5:] <= 3e-5 * gains[:, :1]).all()  # five channels, five directions
 
 
 def test_gains_of_zero_vectors_duplicates_and_no_relevance():
     x = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [1.0, 0.0]]])
-    order = torch.tensor([[1, 2, 0]])
-    assert greedy_gains(x, torch.ones(1, 3), order)[0].round(decimals=4).tolist() == [1.0, 0.0, 0.0]
-    assert greedy_gains(x, torch.zeros(1, 3), order).isfinite().all()
-    assert greedy_gains(x[:0], torch.ones(0, 3), order[:0]).shape == (0, 3)
+    assert select_script(x, None, 3, relevance=torch.ones(1, 3)).gains.tolist() == [[1.0, 0.0, 0.0]]
+    assert select_script(x, None, 3, relevance=torch.zeros(1, 3)).gains.tolist() == [[0.0, 0.0, 0.0]]
+    assert select_script(x[:0], None, 3, relevance=torch.ones(0, 3)).gains.shape == (0, 3)
 
 
 def test_eps_enters_as_written():
     x = torch.tensor([[[1.0, 0.0], [0.5, 0.75**0.5]]])
+    kernel = MatrixKernel(query_kernel(x, torch.ones(1, 2)))
     for eps in (0.0, 1e-3):
-        gains = greedy_gains(x, torch.ones(1, 2), torch.tensor([[0, 1]]), eps=eps)
-        torch.testing.assert_close(gains, torch.tensor([[1.0, 1 - 0.25 / (1 + eps)]]), rtol=1e-6, atol=0)
+        for run in (greedy_on_host, greedy_on_device):
+            _, gains = run(kernel, 2, eps, None)
+            torch.testing.assert_close(gains, torch.tensor([[1.0, 1 - 0.25 / (1 + eps)]]), rtol=1e-6, atol=0)
 
 
 def test_permuted_tokens_give_permuted_choices():

@@ -24,6 +24,7 @@ from vlprune.methods.registry import list_methods as list_methods
 from vlprune.methods.registry import register_method as register_method
 from vlprune.methods.relevance_top_k import RelevanceTopK as RelevanceTopK
 from vlprune.methods.script import Script as Script
+from vlprune.methods.script_plus import ScriptPlus as ScriptPlus
 from vlprune.methods.script_released import ScriptReleased as ScriptReleased
 from vlprune.methods.sparsevlm import SparseVLM as SparseVLM
 from vlprune.methods.sparsevlm import SparseVLMPlus as SparseVLMPlus

@@ -4,11 +4,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from vlprune.budget import Budget
+from vlprune.errors import MethodError
 from vlprune.methods.settings import check_query_settings
-from vlprune.selection import highest
+from vlprune.selection import highest, relevance_scores
 from vlprune.types import Query, Selection, TokenView
 
 #: The fields that a view may lack, as an error names them.
@@ -57,6 +59,11 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         Budget.of(self.keep)
+
+    @property
+    def reads_question(self) -> bool:
+        """Whether the method with these settings looks at the question."""
+        return self.needs_query
 
     def count(self, n: int) -> int:
         """The number of tokens to keep of an image of `n` tokens."""
@@ -138,7 +145,9 @@ class ScoreMethod(Method):
         expected = tuple(view.features.shape[:2])
         if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:
             found = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else f"type {type(scores).__name__}"
-            raise ValueError(f"method {self.name!r}: score must return a tensor of shape {expected}; it is of {found}.")
+            raise MethodError(
+                f"method {self.name!r}: score must return a tensor of shape {expected}; it is of {found}."
+            )
         order = highest(scores, self.count(view.n))
         return Selection.from_order(order, **({self.shown_as: scores} if self.shown_as else {}))
 
@@ -148,15 +157,29 @@ class QueryMethod(Method):
     """A method that asks how much each token has to do with the question.
 
     `relevance` says whose embeddings compare question and tokens: "clip" (needs `attach(..., dual_encoder=)`), "llm",
-    or "auto", which is "clip" where there is a dual encoder. `sign` overrides the sign of the similarity; by default
-    it is the encoder's own, −1 for CLIP.
+    "auto", which is "clip" where there is a dual encoder, or "none": every token is equally relevant, and the question
+    is not looked at. `sign` overrides the sign of the similarity; by default it is the encoder's own, −1 for CLIP.
+    `pooling` says how the question's tokens become one vector: "mean" of their embeddings, or "auto", which is the
+    dual encoder's own sentence embedding where there is one, and the mean else.
     """
 
     relevance: str = "auto"
     sign: int | None = None
+    pooling: str = "auto"
 
     needs_query: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_query_settings(self.relevance, self.sign)
+        check_query_settings(self.relevance, self.sign, self.pooling)
+
+    @property
+    def reads_question(self) -> bool:
+        """Whether the method with these settings looks at the question."""
+        return self.relevance != "none"
+
+    def relevance_scores(self, view: TokenView, query: Query | None) -> Tensor:
+        """(B, n) each token's relevance to the question in [0, 1]; all 1 without a question (`relevance="none"`)."""
+        if query is None:
+            return view.features.new_ones(view.features.shape[:2], dtype=torch.float32)
+        return relevance_scores(query.image, query.text, sign=query.sign)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from vlprune.methods.base import QueryMethod
 from vlprune.methods.registry import register_method
-from vlprune.selection import greedy_map_features, relevance_scores
+from vlprune.selection import greedy_map_features
 from vlprune.types import Query, Selection, TokenView
 
 
@@ -25,7 +25,6 @@ class CDPruner(QueryMethod):
     name: ClassVar[str] = "cdpruner"
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
-        assert query is not None
-        relevance = relevance_scores(query.image, query.text, sign=query.sign)
+        relevance = self.relevance_scores(view, query)
         order = greedy_map_features(view.features, relevance, self.count(view.n))
         return Selection.from_order(order, relevance=relevance)

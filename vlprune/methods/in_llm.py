@@ -1,6 +1,7 @@
 """Methods that drop visual tokens between the layers of the LLM."""
 
 from abc import abstractmethod
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -39,13 +40,16 @@ class LayerBudget(NamedTuple):
 class InLLMMethod(Method):
     """A method that drops tokens inside the LLM: its first layers see all that enter, later ones see fewer.
 
-    `keep` is what the last layers see. A subclass says in `cut_schedule` where the cuts are; by default each keeps the
-    tokens that the last token of the prompt attends to most. The attention is computed from queries and keys for the
+    `keep` is what the last layers see; `Budget(layer_average=64)` says instead what all layers see on average. A
+    subclass says in `cut_schedule` where the cuts are; by default each keeps the tokens that the last token of the
+    prompt attends to most. The attention is computed from queries and keys for the
     rows that are needed, so that the LLM may use any attention implementation.
 
-    >>> from vlprune import PyramidDrop
+    >>> from vlprune import Budget, FastV, PyramidDrop
     >>> PyramidDrop(keep=72).layer_budgets(576, layers=32)[0]
     LayerBudget(layer=8, keep=288, merged=0)
+    >>> FastV(keep=Budget(layer_average=64)).layer_budgets(576, layers=32)
+    (LayerBudget(layer=2, keep=30, merged=0),)
     """
 
     #: Whether kept tokens keep their positions ("original") or close the gaps ("renumbered"); m-RoPE keeps them.
@@ -84,6 +88,9 @@ class InLLMMethod(Method):
 
     def layer_budgets(self, n: int, layers: int) -> tuple[LayerBudget, ...]:
         """What each cut leaves of an image of `n` tokens in an LLM of `layers` layers."""
+        average = Budget.of(self.keep).layer_average
+        if average is not None:
+            return self._reach_average(average, n, layers).layer_budgets(n, layers)
         budgets = []
         for layer, keep in sorted(dict(self.cut_schedule(n, layers)).items()):
             if not 1 <= layer < layers:
@@ -92,6 +99,20 @@ class InLLMMethod(Method):
             n = budget.keep + budget.merged
             budgets.append(budget)
         return tuple(budgets)
+
+    def _reach_average(self, average: int, n: int, layers: int) -> "InLLMMethod":
+        """The same with the number of tokens whose layer average comes nearest to `average`."""
+
+        def reached(keep: int) -> float:
+            return replace(self, keep=keep).accounting(n, layers).layer_average
+
+        if reached(1) > average:
+            raise ValueError(
+                f"keep={average} tokens per layer on average: {self.name} cannot go below {reached(1):.1f} "
+                f"for {n} tokens in an LLM of {layers} layers."
+            )
+        above = min(n, 1 + bisect_left(range(1, n + 1), float(average), key=reached))
+        return replace(self, keep=min((above - 1 or 1, above), key=lambda keep: abs(reached(keep) - average)))
 
     def accounting(self, n: int, layers: int) -> Accounting:
         """The budget for an image of `n` tokens in an LLM of `layers` layers, counted both ways."""

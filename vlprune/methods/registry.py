@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar, overload
 
 from vlprune.entry_points import load_entry_points
+from vlprune.errors import MethodError
 from vlprune.methods.base import Method
 
 M = TypeVar("M", bound=type[Method])
@@ -49,8 +50,8 @@ def list_methods() -> list[str]:
 
     >>> list_methods()  # doctest: +NORMALIZE_WHITESPACE
     ['attention_top_k', 'average_pool', 'cdpruner', 'divprune', 'dpp_only', 'fastv', 'graph_only', 'pyramiddrop',
-     'random', 'relevance_top_k', 'script', 'script_released', 'sparsevlm', 'sparsevlm_plus', 'trim', 'uniform_grid',
-     'visionzip']
+     'random', 'relevance_top_k', 'script', 'script_plus', 'script_released', 'sparsevlm', 'sparsevlm_plus', 'trim',
+     'uniform_grid', 'visionzip']
     """
     _load_methods_of_packages()
     return sorted(METHODS)
@@ -83,7 +84,14 @@ def get_method(name: str, *, preset: str | None = None, **settings: Any) -> Meth
     for setting in settings:
         if setting not in names:
             raise ValueError(f"{setting}={settings[setting]!r}: {name} has no such setting; {_nearest(setting, names)}")
-    return method(**settings)
+    try:
+        return method(**settings)
+    except ValueError:  # says which setting is wrong
+        raise
+    except Exception as error:
+        if method.__module__.startswith("vlprune."):
+            raise
+        raise MethodError(f"method {name!r} raised {type(error).__name__}: {error}") from error
 
 
 def _nearest(word: str, words: list[str]) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vlprune.methods.base import QueryMethod, ScoreMethod
 from vlprune.methods.registry import register_method
-from vlprune.selection import relevance_scores
+from vlprune.methods.settings import check_reads_question
 from vlprune.types import Query, TokenView
 
 
@@ -27,6 +27,9 @@ class RelevanceTopK(QueryMethod, ScoreMethod):
     name: ClassVar[str] = "relevance_top_k"
     shown_as: ClassVar[str | None] = "relevance"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_reads_question(self.name, self.relevance)
+
     def score(self, view: TokenView, query: Query | None) -> Tensor:
-        assert query is not None
-        return relevance_scores(query.image, query.text, sign=query.sign)
+        return self.relevance_scores(view, query)

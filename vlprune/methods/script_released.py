@@ -17,7 +17,7 @@ from vlprune.types import Query, Selection, TokenView
 @register_method
 @dataclass(frozen=True)
 class ScriptReleased(QueryMethod):
-    """What the published code of Script keeps, for comparison with the paper's Script.
+    """What the authors' code keeps: no graph, dot products as relevance, a greedy that never orthogonalises.
 
     That code also scores a similarity graph (all pairs, each token with itself too, τ = 0.2, γ = 1) and keeps its
     *most* redundant tokens, but its fusion tops the two modules' intersection up from the greedy's own m tokens. The
@@ -36,10 +36,14 @@ class ScriptReleased(QueryMethod):
     name: ClassVar[str] = "script_released"
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
-        assert query is not None
-        relevance = _min_max_scaled(dot_scores(query.image, query.text, sign=query.sign))
+        relevance = self.relevance_scores(view, query)
         order = _greedy(view.features, relevance, self.count(view.n))
         return Selection.from_order(order, relevance=relevance)
+
+    def relevance_scores(self, view: TokenView, query: Query | None) -> Tensor:
+        if query is None:
+            return super().relevance_scores(view, None)
+        return _min_max_scaled(dot_scores(query.image, query.text, sign=query.sign))
 
 
 def _min_max_scaled(raw: Tensor) -> Tensor:

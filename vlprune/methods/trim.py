@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vlprune.methods.base import QueryMethod
 from vlprune.methods.registry import register_method
+from vlprune.methods.settings import check_reads_question
 from vlprune.selection import dot_scores, group_means, highest, remaining
 from vlprune.selection.numerics import TIE, take
 from vlprune.types import Query, Selection, TokenView
@@ -26,7 +27,7 @@ class TRIM(QueryMethod):
     `relevance` and `sign` are as in `Script`; the paper's is "clip".
 
     >>> TRIM(**TRIM.presets["adaptive"])
-    TRIM(keep=1.0, relevance='auto', sign=None, adaptive=True)
+    TRIM(keep=1.0, relevance='auto', sign=None, pooling='auto', adaptive=True)
     """
 
     adaptive: bool = False
@@ -38,6 +39,7 @@ class TRIM(QueryMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_reads_question(self.name, self.relevance)
         if not isinstance(self.adaptive, bool):
             raise ValueError(f"adaptive={self.adaptive!r}: choose from True, False.")
 

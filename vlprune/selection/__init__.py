@@ -6,7 +6,7 @@
 """
 
 from .dispatch import use_fused
-from .dpp import greedy_gains, greedy_map, greedy_map_features, query_kernel
+from .dpp import greedy_map, greedy_map_features, query_kernel
 from .farthest_points import farthest_points
 from .fusion import fuse
 from .graph import graph_keep, graph_scores, graph_threshold
@@ -25,7 +25,6 @@ __all__ = [
     "graph_keep",
     "graph_scores",
     "graph_threshold",
-    "greedy_gains",
     "greedy_map",
     "greedy_map_features",
     "grid_cells",

@@ -6,13 +6,14 @@ from torch import Tensor
 
 
 class Choices(NamedTuple):
-    """The tokens that a greedy chose: `order` (B, k) int64, in order of choice.
+    """The tokens that a greedy chose: `order` (B, k) int64, in order of choice, and what each added, `gains` (B, k).
 
     The fused kernels also say in `step` (B, n) int32 when each token was chosen, k if never; or, where they chose among
     some tokens only, when each of these, `among` (B, c) int64, was.
     """
 
     order: Tensor
+    gains: Tensor
     step: Tensor | None = None
     among: Tensor | None = None
 

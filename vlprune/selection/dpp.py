@@ -81,7 +81,7 @@ def greedy_map(kernel: Tensor, k: int, *, eps: float = 1e-6, candidates: Tensor 
             return f"kernel={value} at batch {b}, row {i}, column {j}: must be finite in float32."
 
         require((matrix.isfinite().all(), words), *conditions)
-        return greedy(MatrixKernel(matrix), k, eps, _sorted(candidates))
+        return greedy(MatrixKernel(matrix), k, eps, _sorted(candidates))[0]
 
 
 def greedy_map_features(
@@ -133,45 +133,7 @@ def greedy_map_features(
     with exact_float32(features.device):
         unit, length, r = _checked(features, relevance, conditions)
         weight, diagonal = kernel_weights(length, r, kind)
-        return greedy_units(unit, weight, diagonal, k, eps, _sorted(candidates), fill=fill, grid=grid)
-
-
-def greedy_gains(
-    features: Tensor, relevance: Tensor, order: Tensor, *, kind: str = "s_prime", eps: float = 1e-6
-) -> Tensor:
-    """What each token of an order adds to those before it: the factor by which it multiplies the determinant.
-
-    These are the greedy's v² at the time of choice, computed from the chosen block alone as the squared diagonal of
-    its Cholesky factor, in float64: the greedy's own are float32, and in its kernel on a GPU they stay in registers.
-    In the greedy's own order they fall, to about 0 when the features are spent.
-
-    Args:
-        features: (B, n, d), any floating dtype.
-        relevance: (B, n), finite and not negative.
-        order: (B, k) int64, distinct, such as `greedy_map_features` returns.
-        kind: as in `query_kernel`.
-        eps: added to the diagonal, relative to the first token's.
-
-    Returns:
-        (B, k) float32.
-
-    >>> tokens = torch.tensor([[[1.0, 0.0], [0.6, 0.8], [1.0, 0.0]]])
-    >>> greedy_gains(tokens, torch.ones(1, 3), torch.tensor([[0, 1, 2]])).round(decimals=2)
-    tensor([[1.0000, 0.6400, 0.0000]])
-    """
-    check_tensor("features", features, "B n d")
-    check_relevance(features, relevance)
-    check_indices("order", order, "B k", B=len(features))
-    check_choice("kind", kind, KERNELS)
-    with exact_float32(features.device):
-        unit, length = unit_vectors(take(features, order).float())
-        weight, diagonal = kernel_weights(length, relevance.to(torch.float32).gather(1, order), kind)
-        rows = unit.double() * weight.double()[:, :, None]
-        block = rows @ rows.mT
-        ridge = eps * diagonal[:, :1].double()
-        block.diagonal(dim1=1, dim2=2).copy_(diagonal.double() + ridge)
-        factor = torch.linalg.cholesky_ex(block).L.diagonal(dim1=1, dim2=2)
-        return (factor.square() - ridge).clamp(min=0.0).nan_to_num(0.0).to(torch.float32)
+        return greedy_units(unit, weight, diagonal, k, eps, _sorted(candidates), fill=fill, grid=grid)[0]
 
 
 def check_fill(fill: float, grid: tuple[int, int] | None, n: int) -> tuple[int, int]:
@@ -217,10 +179,10 @@ def greedy_units(
     cosine: Tensor | None = None,
     fill: float = 0.0,
     grid: tuple[int, int] = (1, 1),
-) -> Tensor:
-    """`greedy_map_features` of unit vectors (B, n, d) and their `kernel_weights`; candidates ascending.
+) -> tuple[Tensor, Tensor]:
+    """`greedy_map_features` of unit vectors (B, n, d) and their `kernel_weights`, and the gains (B, k) of `greedy`.
 
-    `cosine` (B, n, n) are all their cosines, where they were computed; they are overwritten.
+    Candidates are ascending. `cosine` (B, n, n) are all their cosines, where they were computed; they are overwritten.
     """
     at, rest = None, None
     if fill:
@@ -232,8 +194,8 @@ def greedy_units(
     kernel: MatrixKernel | VectorKernel = VectorKernel(unit, weight, diagonal)
     if cosine is not None or matrix_for_greedy(unit.shape[1], k, unit.device):
         kernel = MatrixKernel(_weighted(unit @ unit.mT if cosine is None else cosine, weight, diagonal))
-    order = greedy(kernel, k, eps, candidates, fill, rest)
-    return order if at is None else at.gather(1, order)
+    order, gains = greedy(kernel, k, eps, candidates, fill, rest)
+    return order if at is None else at.gather(1, order), gains
 
 
 def _weighted(cosine: Tensor, weight: Tensor, diagonal: Tensor) -> Tensor:

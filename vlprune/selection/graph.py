@@ -117,7 +117,7 @@ def redundancy(unit: Tensor, tau: float, gamma: float, graph: str, known: Tensor
     Otherwise at most HELD cosines are held at a time.
     """
     B, n, _ = unit.shape
-    src, dst = _sides(n, graph, unit.device)
+    src, dst = graph_sides(n, graph, unit.device)
     left, right = unit[:, src], unit[:, dst]
     step = left.shape[1] if known is not None else max(1, HELD // max(1, B * right.shape[1]))
     half = left.shape[1]
@@ -183,7 +183,7 @@ def _otsu_border(share: Tensor) -> Tensor:
 
 def _counts(unit: Tensor, graph: str) -> Tensor:
     """(BINS,) how many pairs of one image's tokens (n, d) have a cosine in each bin."""
-    src, dst = _sides(len(unit), graph, unit.device)
+    src, dst = graph_sides(len(unit), graph, unit.device)
     left, right = unit[src], unit[dst]
     step = max(1, HELD // max(1, len(right)))
     total = torch.zeros(BINS, dtype=torch.int64, device=unit.device)
@@ -204,7 +204,7 @@ def _edges(cosine: Tensor, threshold: float) -> Tensor:
     return (cosine >= threshold).to(cosine.dtype)
 
 
-def _sides(n: int, graph: str, device: torch.device) -> tuple[Tensor | slice, Tensor | slice]:
+def graph_sides(n: int, graph: str, device: torch.device) -> tuple[Tensor | slice, Tensor | slice]:
     """The tokens on the two sides of the graph; all are on both sides of a full one."""
     if graph == "bipartite":
         return slice(0, None, 2), slice(1, None, 2)

@@ -82,11 +82,11 @@ def greedy(
     candidates: Tensor | None = None,
     fill: float = 0.0,
     rest: Tensor | None = None,
-) -> Tensor:
-    """Choose k tokens (B, k), each time the one with the largest v². Candidates (B, c), ascending, come first.
+) -> tuple[Tensor, Tensor]:
+    """Choose k tokens (B, k), each time the one with the largest v², and say in `gains` (B, k) what that v² was.
 
-    Once no v² is at least `fill` of the first choice's, tokens follow by `rest` (B, n), distinct numbers, highest
-    first.
+    Candidates (B, c), ascending, come first. Once v² is spent, or no v² is at least `fill` of the first choice's,
+    tokens follow by `rest` (B, n), distinct numbers, highest first, or by the diagonal; their gains are 0.
     """
     run = greedy_on_host if kernel.diagonal.device.type == "cpu" else greedy_on_device
     return run(kernel, k, eps, candidates, fill, rest)
@@ -99,7 +99,7 @@ def greedy_on_device(
     candidates: Tensor | None,
     fill: float = 0.0,
     rest: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """`greedy` without waiting for the device: branches depend on shapes alone. v² of a chosen token is −inf."""
     diagonal = kernel.diagonal
     B, n = diagonal.shape
@@ -113,7 +113,7 @@ def greedy_on_device(
     outside = torch.ones(B, n, dtype=torch.bool, device=diagonal.device)
     if candidates is not None:
         outside.scatter_(1, candidates, False)
-    chosen = []
+    chosen, gains = [], []
     for t in range(k):
         value, fallback = state.masked_fill(outside, -torch.inf) if t < c else (v2, spare)
         best = value.amax(1, keepdim=True)
@@ -122,10 +122,11 @@ def greedy_on_device(
             tie, floor, ridge = TIE * scale, (TIE + 8 * eps) * scale, eps * scale
         spent = (best <= floor) | (best < fill * scale)
         j = first_best(torch.where(spent, fallback, value), tie) + start
+        own = flat_v2.index_select(0, j)
         chosen.append(j)
+        gains.append(own.masked_fill(spent[:, 0], 0.0))
         if t + 1 == k:
             break
-        own = flat_v2.index_select(0, j)
         residual = kernel.rows(j)
         if t:
             u_j = flat_u[:t].index_select(1, j)
@@ -135,7 +136,7 @@ def greedy_on_device(
         e = torch.mul(residual[:, 0], inverse, out=u[t])
         v2.addcmul_(e, e, value=-1)
         flat_state.index_fill_(1, j, -torch.inf)
-    return torch.stack(chosen, 1) - start[:, None]
+    return torch.stack(chosen, 1) - start[:, None], torch.stack(gains, 1)
 
 
 def greedy_on_host(
@@ -145,11 +146,11 @@ def greedy_on_host(
     candidates: Tensor | None,
     fill: float = 0.0,
     rest: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """`greedy` in numpy."""
     diagonal = kernel.diagonal.numpy()
     B, n = diagonal.shape
-    order = np.empty((B, k), dtype=np.int64)
+    order, gains = np.empty((B, k), dtype=np.int64), np.zeros((B, k), dtype=np.float32)
     u, spread = np.empty((k, n), dtype=np.float32), np.empty(n, dtype=np.float32)
     near = np.empty(n, dtype=bool)
     c = 0 if candidates is None else candidates.shape[1]
@@ -174,7 +175,7 @@ def greedy_on_host(
                 best = value[value.argmax()]
             at = np.greater_equal(value, best - tie, out=near[: len(value)]).argmax()
             j = int(at if among is None else among[at])
-            order[image, t] = j
+            order[image, t], gains[image, t] = j, 0.0 if spent else v2[j]
             if t + 1 == k:
                 break
             e = u[t]
@@ -186,4 +187,4 @@ def greedy_on_host(
                 np.divide(e, np.sqrt(v2[j] + ridge), out=e)
                 np.subtract(v2, np.multiply(e, e, out=spread), out=v2)
             v2[j] = spare[j] = -np.inf
-    return torch.from_numpy(order)
+    return torch.from_numpy(order), torch.from_numpy(gains)

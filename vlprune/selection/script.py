@@ -26,7 +26,7 @@ def select_script(
     gamma: float = 5.0,
     graph: str = "bipartite",
     kernel: str = "s_prime",
-    fusion: str = "released",
+    fusion: str = "supplement",
     rho: float = 0.5,
     fill: float = 0.0,
     grid: tuple[int, int] | None = None,
@@ -39,7 +39,7 @@ def select_script(
 
     `graph_scores`, `relevance_scores`, the greedy on `query_kernel`, then `fuse`; the features are read once.
     The graph keeps m tokens, or max(m, ρ·n) with fusion "filter", where the greedy then sees only those. The
-    greedy runs for m ranks, or for min(2m, n), all that "supplement" can use. With the default, "released", the graph
+    greedy runs for m ranks, or for min(2m, n), all that the default, "supplement", can use. With "released" the graph
     would have no say, and is not made.
 
     Args:
@@ -56,12 +56,12 @@ def select_script(
         redundancy: (B, n), finite, in place of the graph's (of a graph over a whole video, for instance).
 
     Returns:
-        A `Selection` with kept (B, m), order (B, m or min(2m, n)), relevance (B, n) and, where there is a graph,
-        redundancy (B, n).
+        A `Selection` with kept (B, m), order and gains (B, m or min(2m, n)), relevance (B, n) and, where there is a
+        graph, redundancy (B, n).
 
     >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 0.5]]])
     >>> select_script(tokens, torch.tensor([[[1.0, 0.5]]]), 2).kept.tolist()
-    [[0, 3]]
+    [[1, 3]]
     """
     check_tensor("features", features, "B n d")
     B, n, _ = features.shape
@@ -130,7 +130,7 @@ def _script(
     tokens = backend_class(features, query=query, query_mask=query_mask, sign=sign, relevance=relevance, kernel=kernel)
     if fusion == "released":  # the graph has no say
         choices = tokens.greedy(m, candidates=None, matrix=None, fill=fill, grid=grid)
-        return Selection(tokens.fuse(choices, m, None), order=choices.order, relevance=tokens.relevance)
+        return Selection(tokens.fuse(choices, m, None), choices.order, relevance=tokens.relevance, gains=choices.gains)
     ranks = min(2 * m, n) if fusion == "supplement" else m
     scores, matrix = redundancy, None
     if scores is None:  # with "filter" the graph is there to spare the greedy most cosines: they share no matrix
@@ -140,4 +140,4 @@ def _script(
     choices = tokens.greedy(ranks, candidates=survivors, matrix=matrix, fill=fill, grid=grid)
     kept = tokens.fuse(choices, m, ranking if fusion == "supplement" else None)
     found = scores if redundancy is None else None
-    return Selection(kept, choices.order, redundancy=found, relevance=tokens.relevance)
+    return Selection(kept, choices.order, redundancy=found, relevance=tokens.relevance, gains=choices.gains)

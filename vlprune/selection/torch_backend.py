@@ -72,8 +72,7 @@ class TorchBackend:
         self, k: int, *, candidates: Tensor | None, matrix: Tensor | None, fill: float, grid: tuple[int, int]
     ) -> Choices:
         """k tokens by `greedy_map_features`; `matrix` holds the cosines, which are overwritten."""
-        order = greedy_units(self.unit, self.weight, self.diagonal, k, 1e-6, candidates, matrix, fill, grid)
-        return Choices(order)
+        return Choices(*greedy_units(self.unit, self.weight, self.diagonal, k, 1e-6, candidates, matrix, fill, grid))
 
     def fuse(self, choices: Choices, m: int, ranking: Tensor | None) -> Tensor:
         """The first m choices (B, m), ascending, or, with a ranking, m tokens by rule "supplement"."""

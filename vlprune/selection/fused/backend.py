@@ -97,7 +97,7 @@ class FusedBackend:
             matrix, _ = gram(x, table, weighted=True, at=among, store=True, exact=exact)
         elif matrix is None and worth_a_matrix(x, n, k):
             matrix, _ = gram(x, table, weighted=True, store=True, exact=exact)
-        order, step = greedy(
+        order, gains, step = greedy(
             k,
             kernel=matrix,
             features=(x, table) if matrix is None else None,
@@ -108,7 +108,7 @@ class FusedBackend:
             fill=fill,
             rest=even_key(*grid, x.device) if fill else None,
         )
-        return Choices(order, step, among)
+        return Choices(order, gains, step, among)
 
     def fuse(self, choices: Choices, m: int, ranking: Tensor | None) -> Tensor:
         """The first m choices (B, m), ascending, or, with a ranking, by rule "supplement"; it is overwritten."""

@@ -203,6 +203,7 @@ def _greedy(
     u,
     slots,
     order,
+    gains,
     place,
     n,
     d,
@@ -304,6 +305,7 @@ def _greedy(
             if LIST:
                 token = tl.load(at + base + j)
             tl.store(order + b.to(tl.int64) * k + t, token)
+            tl.store(gains + b.to(tl.int64) * k + t, tl.where(spent, 0.0, own))
         chosen_at = tl.where(i == j, t, chosen_at)
         if t + 1 < k:
             e = tl.zeros([BLOCK], tl.float32)
@@ -351,8 +353,10 @@ def greedy(
     rest: Tensor | None = None,
     share: int | None = None,
     jitter: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """k choices (B, k) int64 and, per token, when it was chosen, k if never (B, n) int32.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """k choices (B, k) int64, the v² of each, 0 once it is spent (B, k), and when each token was chosen (B, n) int32.
+
+    A token that was not has k there.
 
     From a kernel (B, n, n), or from features and their table. With `nearest`, each token's largest cosine to another
     (B, n), the choice is by distance, and kernel holds cosines. `candidates` (B, c) come first; `at` (B, n) are the
@@ -368,6 +372,7 @@ def greedy(
     depth = blocks(k, 32) * 32
     device = source.device
     order = torch.empty(B, k, dtype=torch.int64, device=device)
+    gains = torch.empty(B, k, dtype=torch.float32, device=device)
     place = torch.empty(B, n, dtype=torch.int32, device=device)
     u = torch.empty(images, n, depth, dtype=torch.float32, device=device) if nearest is None else order
     inside = place
@@ -398,6 +403,7 @@ def greedy(
                 u,
                 slots,
                 cut(order),
+                cut(gains),
                 cut(place),
             ),
             (n, x.shape[2], k, 0 if candidates is None else candidates.shape[1], share, P, depth, eps, TIE, 1.0, fill),
@@ -417,7 +423,7 @@ def greedy(
             CHANNELS=max(16, min(64, 8192 // size)),
             JITTER=jitter,
         )
-    return order, place
+    return order, gains, place
 
 
 def shares(B: int, n: int, device: torch.device) -> tuple[int, int]:

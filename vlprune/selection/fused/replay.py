@@ -136,4 +136,5 @@ def _copy(result: Selection) -> Selection:
     def own(tensor: Tensor | None) -> Any:
         return None if tensor is None else tensor.clone()
 
-    return Selection(own(result.kept), own(result.order), own(result.redundancy), own(result.relevance))
+    scores = {"redundancy": own(result.redundancy), "relevance": own(result.relevance), "gains": own(result.gains)}
+    return Selection(own(result.kept), own(result.order), **scores)
