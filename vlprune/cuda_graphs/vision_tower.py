@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vlprune.cuda_graphs.capture import Capture, inspect_module
-from vlprune.models.llava import TOWERS
 
+#: Towers whose forward a graph can hold: others read sizes on the host.
+TOWERS = ("clip_vision_model", "siglip_vision_model")
 #: More images than these fill the GPU, so that launches are no longer what takes the time.
 MAX_IMAGES = 8
 #: Shapes of pixels whose graphs are kept.
@@ -20,7 +21,7 @@ MAX_SHAPES = 4
 
 
 def find_towers(model: Any) -> list[Any]:
-    """The model's CLIP and SigLIP towers; others read sizes on the host, which a graph cannot."""
+    """The model's towers that are among `TOWERS`."""
     children = model.base_model.children() if hasattr(model, "base_model") else []
     return [child for child in children if getattr(getattr(child, "config", None), "model_type", None) in TOWERS]
 

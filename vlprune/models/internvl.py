@@ -68,6 +68,5 @@ class InternVL(Family):
         self, model: Any, modality: Modality, call: RecordedCall, output: Any, inputs: dict[str, Any]
     ) -> TowerAttention:
         module, states = self.attention_module(model, modality, inputs), call.hidden_states
-        tower = attention_of_module(module, states, states[:, 0])
         # four patches make a token, and there is one class token: no token can be made of it
-        return TowerAttention(tower.attention, tower.keys)
+        return attention_of_module(module, states, leading=1)

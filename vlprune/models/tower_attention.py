@@ -5,6 +5,7 @@ So the tower runs with any attention implementation: it is not asked for attenti
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ import torch
 from torch import Tensor
 
 ROWS = 512  #: queries whose attention is held at a time
+#: What the projections of queries and keys are called.
+PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"))
+#: Arguments of modules whose attention follows from queries and keys alone: no rotary or relative positions.
+PLAIN_ARGUMENTS = {"hidden_states", "attention_mask", "head_mask", "output_attentions", "is_causal", "args", "kwargs"}
 
 
 @dataclass
@@ -80,28 +85,55 @@ def attention_received(queries: Tensor, keys: Tensor, cls: bool) -> Tensor:
     return total / queries.shape[2]
 
 
+def attention_modules(tower: Any) -> list[Any]:
+    """The attention modules of a vision tower's layers, in order; empty where their attention cannot be computed again.
+
+    That is so where positions enter into the attention itself, or where queries and keys have no projections of their
+    own.
+    """
+    found = [
+        module
+        for module in tower.modules()
+        if _projections(module) is not None and set(inspect.signature(module.forward).parameters) <= PLAIN_ARGUMENTS
+    ]
+    return found if len(found) == getattr(tower.config, "num_hidden_layers", None) else []
+
+
+def _projections(module: Any) -> tuple[Any, Any] | None:
+    """The projections of queries and of keys; None where the module has none."""
+    for names in PROJECTIONS:
+        both = tuple(getattr(module, name, None) for name in names)
+        if all(isinstance(one, torch.nn.Module) for one in both):
+            return both[0], both[1]
+    return None
+
+
 @torch.no_grad()
 def queries_and_keys(module: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys (N, heads, L, d) of an attention module with `q_proj` and `k_proj`, and norms if it has them."""
+    """Queries and keys (N, heads, L, d) of an attention module with a projection for each, and norms if it has them."""
+    projections = _projections(module)
+    assert projections is not None
+    heads = next(getattr(module, name) for name in ("num_heads", "num_attention_heads") if hasattr(module, name))
 
     def by_head(project: Any, norm: Any) -> Tensor:
         values = project(hidden_states)
         values = values if norm is None else norm(values)
-        return values.view(*values.shape[:2], module.num_heads, -1).transpose(1, 2)
+        return values.view(*values.shape[:2], heads, -1).transpose(1, 2)
 
     return (
-        by_head(module.q_proj, getattr(module, "q_norm", None)),
-        by_head(module.k_proj, getattr(module, "k_norm", None)),
+        by_head(projections[0], getattr(module, "q_norm", None)),
+        by_head(projections[1], getattr(module, "k_norm", None)),
     )
 
 
 @torch.no_grad()
-def attention_of_module(module: Any, hidden_states: Tensor, cls: Tensor | None) -> TowerAttention:
-    """Attention inside a module with separate projections, called with these hidden states (N, L, d_v).
+def attention_of_module(module: Any, hidden_states: Tensor, leading: int, cls: Tensor | None = None) -> TowerAttention:
+    """Attention that the patches received in a call of the module with these hidden states (N, L, d_v).
 
-    `cls` (N, d_v) is the class token's state after the layer, None for a tower without a class token.
+    `leading` tokens come before the patches: the class token, whose attention it is, then registers. Without any, it
+    is the attention from all patches. `cls` (N, d_v) is the class token's state after the layer, for a model that does
+    not show it to the LLM.
     """
     queries, keys = queries_and_keys(module, hidden_states)
-    first = 0 if cls is None else 1
-    attention = attention_received(queries, keys, cls is not None)
-    return TowerAttention(attention, keys[:, :, first:].float().mean(dim=1), cls)
+    received = attention_received(queries, keys, cls=leading > 0)
+    return TowerAttention(received[:, max(leading - 1, 0) :], keys[:, :, leading:].float().mean(dim=1), cls)

@@ -1,0 +1,59 @@
+"""The study of photographs from the command line, with a tiny tower and drawn photographs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.evaluation_runs import read_lines
+from tests.support.photo_folders import save_tower, write_yolo_folder
+
+
+@pytest.fixture
+def words(tmp_path):
+    tower, data = save_tower("registers", tmp_path / "tower"), write_yolo_folder(tmp_path / "data", 2)
+    return ("study", "coverage", "--tower", tower, "--data", data, "--keep", "9,4", "--out", "run")
+
+
+def test_tower_and_data(program, words):
+    code, out, err = program(*words)
+    assert code == 0, err
+    found = json.loads(Path("run/result.json").read_text())
+    data = found["data"]
+    assert data["photographs"] == 2
+    assert {"random@9", "uniform_grid@4", "script@9", "script, wrong question@9"} <= set(data["scores"])
+    lines = read_lines("run", "uniform_grid@4")
+    seen = [value for line in lines for value in line["asked"]]
+    assert data["scores"]["uniform_grid@4"]["asked"]["mean"] == pytest.approx(sum(seen) / len(seen))
+    assert data["scores"]["uniform_grid@4"]["asked"]["count"] == len(seen)
+    low, high = data["scores"]["uniform_grid@4"]["asked"]["interval"]
+    assert 0 <= low < data["scores"]["uniform_grid@4"]["asked"]["mean"] < high <= 1
+    assert set(data["auc"]) >= {"low redundancy", "attention in the tower", "relevance"}
+    assert "kept-1.png" in found["figures"]
+    assert "Regions of stuff" not in out
+    before = {path: path.read_bytes() for path in Path("run/answers").iterdir()}
+    assert program(*words)[0] == 0  # goes on, with nothing left to do
+    assert {path: path.read_bytes() for path in Path("run/answers").iterdir()} == before
+    assert json.loads(Path("run/result.json").read_text())["data"] == data
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--keep", "36"), "--keep 36: the tower gives 36 tokens, so choose fewer."),
+        (("--pixels", "50"), "--pixels 50: the patches of"),
+        (("--model", "other"), "--model other: study coverage looks at a vision tower alone: say --tower."),
+    ],
+)
+def test_refusals(program, words, more, sentence):
+    code, _, err = program(*words[:6], *more, "--out", "run")
+    assert code == 2
+    assert sentence in err
+
+
+def test_options_of_a_tower_go_with_no_other_study(program):
+    code, _, err = program("study", "graph", "--pixels", 224)
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        "vlprune: --pixels 224: it goes with study coverage; study graph takes --model.",
+    )
