@@ -1,10 +1,10 @@
 """LLM prefill with and without pruning, eager and as CUDA graphs, on a GPU: `python benchmarks/prefill.py`.
 
-Published architectures with random weights in bf16, Script with the papers' budgets, 64 words of text. Both the whole
-and the pruned model run each way: in plain transformers, with their LLM as CUDA graphs (`cuda_graphs=True`), and with
-its layers compiled first (`cuda_graphs="compile"`). Two ratios: prefill by choosing + prefill, each timed alone, where
-choosing is to embed the question and to select; and the time to the first token, from the call of `generate` to the
-first logits, with the vision tower and all that the host does.
+Published architectures with random weights in bf16, Script and ScriptPlus with the papers' budgets, 64 words of text.
+Both the whole and the pruned model run each way: in plain transformers, with their LLM as CUDA graphs
+(`cuda_graphs=True`), and with its layers compiled first (`cuda_graphs="compile"`). Two ratios: prefill by choosing +
+prefill, each timed alone, where choosing is to embed the question and to select; and the time to the first
+token, from the call of `generate` to the first logits, with the vision tower and all that the host does.
 The floor is the larger of two times: the LLM's weights read once, and its operations, at rates measured here first.
 
 Before that, on few layers of LLaVA-1.5-7B: in float32 the answers must be the same each way, and in bf16 each way's
@@ -21,7 +21,7 @@ import warnings
 
 import torch
 
-from vlprune import Budget, Random, Script, attach
+from vlprune import Budget, Random, Script, ScriptPlus, attach
 from vlprune.measure import llm_flops
 from vlprune.measure.architectures import get_architecture
 from vlprune.measure.efficiency import describe_machine, measure_efficiency
@@ -122,11 +122,18 @@ def measure_model(name: str, ways, rates, args) -> dict:
     model = one.build(args.device)
     inputs = one.inputs(model, TEXT_TOKENS)
     print(f"\n{name}: {one.visual}, keep={keep}, {TEXT_TOKENS} words; ms")
-    print("                         tokens   prefill  question selection  ratio  first token  ratio  decode   floor")
+    head = f"  {'method':28} {'LLM runs':22} tokens   prefill  question selection  ratio  first token  ratio"
+    print(f"{head}  decode   floor")
     rows = []
     for way in ways:
         report = measure_efficiency(
-            model, inputs, [Script(keep=keep)], name=name, cuda_graphs=way, new_tokens=args.new, repeats=args.repeats
+            model,
+            inputs,
+            [Script(keep=keep), ScriptPlus(keep=keep)],
+            name=name,
+            cuda_graphs=way,
+            new_tokens=args.new,
+            repeats=args.repeats,
         )
         whole = report.rows[0]
         for row in report.rows:
@@ -135,9 +142,9 @@ def measure_model(name: str, ways, rates, args) -> dict:
             decode = f"{1e3 * row.decode.median:7.2f}" if row.decode is not None else ""
             parts = [f"{1e3 * part.median:10.2f}" for part in (row.prefill, row.question, row.selection)]
             print(
-                f"  {RUNTIMES[row.cuda_graphs]:22} {row.prompt_tokens:6} {''.join(parts)} {sums[0] / sums[1]:6.2f} "
-                f"{1e3 * row.first.median:12.2f} {whole.first.median / row.first.median:6.2f} {decode:>7} "
-                f"{1e3 * max(limits):7.2f}",
+                f"  {row.method:28} {RUNTIMES[row.cuda_graphs]:22} {row.prompt_tokens:6} {''.join(parts)} "
+                f"{sums[0] / sums[1]:6.2f} {1e3 * row.first.median:12.2f} "
+                f"{whole.first.median / row.first.median:6.2f} {decode:>7} {1e3 * max(limits):7.2f}",
                 flush=True,
             )
             rows.append({**dataclasses.asdict(row), "floor": dict(zip(("bytes", "operations"), limits))})

@@ -11,7 +11,7 @@ from vlprune.evaluation.questions import pocket_questions
 from vlprune.evaluation.stats import mcnemar, wilson_interval
 from vlprune.methods import list_methods
 
-ALL = [*list_methods(), "script:fusion=supplement"]
+ALL = list_methods()
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def test_every_method_is_scored_and_the_oracle(program, forbidden):
         assert score["accuracy"] == right / 6
         assert score["interval"] == list(wilson_interval(right, 6))
     assert found["data"]["scores"]["script@16"]["entering"] == 16
+    check_outputs_beside_all_tokens(found)
     rows = found["tables"][0]["rows"]
     assert len(rows) == len(found["data"]["scores"])
     assert "oracle" in out
@@ -52,6 +53,23 @@ def test_every_method_is_scored_and_the_oracle(program, forbidden):
     assert program(*words)[0] == 0
     code, out, _ = program(*words, "--json")
     assert json.loads(out)["data"] == found["data"]
+
+
+def check_outputs_beside_all_tokens(found):
+    """The divergence and the agreement of each cell, and the mean over kinds, from the answers in the run's folder."""
+    whole = {line["q"]: line for line in read_lines("run", "all_tokens")}
+    for cell, score in found["data"]["scores"].items():
+        lines = read_lines("run", cell.replace(" ", "_"))
+        assert score["kl"] == pytest.approx(sum(line["kl"] for line in lines) / 6)
+        assert score["agreement"] == sum(line["answer"] == whole[line["q"]]["answer"] for line in lines) / 6
+        shares = [score["right"][kind] / asked for kind, asked in score["asked"].items()]
+        assert score["macro"] == pytest.approx(sum(shares) / len(shares))
+    assert (found["data"]["scores"]["all tokens"]["kl"], found["data"]["scores"]["all tokens"]["agreement"]) == (0, 1)
+    assert found["data"]["scores"]["random@16"]["kl"] > 0
+    titles = [table["title"] for table in found["tables"]]
+    table = found["tables"][titles.index("Outputs beside those with all tokens")]
+    assert [row[0] for row in table["rows"]] == [*ALL, "oracle"]
+    assert found["tables"][1]["columns"][-3:] == ["all", "mean of kinds", "relative"]
 
 
 def test_more_budgets_and_variants_join_a_run(program, forbidden):
@@ -74,7 +92,7 @@ def test_more_budgets_and_variants_join_a_run(program, forbidden):
         (["--methods", "skript"], "--methods skript: no such method; did you mean 'script'?"),
         (["--methods", "script:taw=1"], "--methods script:taw=1: script has no such setting; did you mean 'tau'?"),
         (["--methods", ","], "--methods is empty"),
-        (["--keep", "many"], "--keep many: pass a number of tokens (64) or a ratio (0.1)."),
+        (["--keep", "many"], "--keep many: pass a number of tokens (64), a ratio (0.1)"),
         (["--keep", ","], "--keep is empty"),
         (["--split", "train"], "--split train: choose from validation, test."),
         (["--match", "fuzzy"], "--match fuzzy: choose from exact, contains."),

@@ -128,3 +128,57 @@ def test_nothing_is_left_behind_between_answers(loaded, questions):
     for _ in found:
         assert "generate" not in loaded.model.__dict__
         assert torch.is_grad_enabled()
+
+
+def first_log_probabilities(loaded, question, method):
+    """Of the first answer token, in float64, by a plain `generate` of the one question."""
+    inputs = prepare_inputs(loaded, question.image(), question.text)
+    attached = attach(loaded.model, method, processor=loaded.processor, dual_encoder=loaded.clip, query=question.text)
+    with attached:
+        out = loaded.model.generate(
+            **inputs, max_new_tokens=1, do_sample=False, return_dict_in_generate=True, output_logits=True
+        )
+    return out.logits[0][0].double().cpu().log_softmax(0)
+
+
+def test_outputs_are_compared_with_those_of_the_reference(evaluation, loaded):
+    methods = {"all": keep_all_tokens(), "same": keep_all_tokens(), "script": Script(keep=8), "random": Random(keep=2)}
+    lines = evaluation.ask(methods, reference="all")
+    assert {line["kl"] for name in ("all", "same") for line in lines[name]} == {0.0}
+    script = evaluation.questions[::5]
+    for question in script:
+        p, q = (first_log_probabilities(loaded, question, methods[name]) for name in ("all", "script"))
+        wanted = float((p.exp() * (p - q)).sum())
+        (found,) = [line["kl"] for line in lines["script"] if line["q"] == question.number]
+        assert found == pytest.approx(wanted, rel=2e-3, abs=1e-6)
+    assert max(line["kl"] for line in lines["random"]) > 0.01
+    assert "kl" not in evaluation.ask({"other": Random(keep=4)})["other"][0]
+
+
+def test_divergences_are_kept_when_a_run_goes_on(loaded, questions, tmp_path, monkeypatch):
+    """The reference's answers are known then; its first token is computed again, for the new method only."""
+    run = Evaluation(loaded, questions, RunFolder(tmp_path / "run", "test", {}), batch=4)
+    first = {"all": keep_all_tokens(), "script": Script(keep=8)}
+    before = run.ask(first, reference="all")
+    straight = Evaluation(loaded, questions, RunFolder(tmp_path / "straight", "test", {}), batch=4)
+    more = first | {"graph": get_method("graph_only", keep=8)}
+    wanted = straight.ask(more, reference="all")
+    lengths = []
+    generate = type(loaded.model).generate
+
+    def record(self, *args, **kwargs):
+        lengths.append(kwargs["max_new_tokens"])
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(loaded.model), "generate", record)
+    again = replace(run, run_folder=RunFolder(tmp_path / "run", "test", {}), max_new_tokens=2).ask(
+        more, reference="all"
+    )
+    assert {name: again[name] for name in first} == before
+    for one, other in zip(again["graph"], wanted["graph"]):
+        assert one["kl"] == pytest.approx(other["kl"], rel=1e-3, abs=1e-7)
+    assert sorted(set(lengths)) == [1, 2]  # the reference's, and the new method's
+    assert lengths.count(1) == lengths.count(2)
+    lengths.clear()
+    assert run.ask(more, reference="all") == again
+    assert lengths == []

@@ -34,8 +34,8 @@ def folder(tmp_path_factory):
         words = dict(pairwise(command))
         if "--model" in words:
             save_llava(place / words["--model"], side=24)
-        if "--clip" in words:
-            save_clip(place / words["--clip"], side=24)
+        if "--dual-encoder" in words:
+            save_clip(place / words["--dual-encoder"], side=24)
     return place
 
 

@@ -33,14 +33,14 @@ def accuracy_figure(evaluation, monkeypatch):
     """The figure of `vlprune eval` for the methods of `SHARES`, as if they had been asked."""
     monkeypatch.setattr("vlprune.evaluation.accuracy.outcomes", lambda lines: [line["right"] for line in lines])
 
-    def answer(cells, skip_unsupported):
+    def answer(cells, skip_unsupported, reference):
         asked = len(evaluation.questions)
         found = {}
         for cell in cells:
             name, _, keep = cell.partition("@")
             share = SHARES[name][keep == "64"] if keep else 1.0
             count = int(keep or 576)
-            line = {"entering": count, "average": float(count)}
+            line = {"entering": count, "average": float(count), "answer": "yes", "kl": 0.0}
             found[cell] = [{**line, "right": i < round(share * asked)} for i in range(asked)]
         return found
 
@@ -117,10 +117,12 @@ def test_pictures_of_studies_say_what_they_show(evaluation):
     ]
     preferences = get_study("preferences").study(evaluation).figures["preferences"]
     assert preferences.get_suptitle() == "Which tokens each family of methods prefers"
-    assert [axes.get_title() for axes in preferences.axes][1:5] == [
+    assert [axes.get_title() for axes in preferences.axes][1:7] == [
         "attention in the vision tower",
         "relevance to the question",
-        "little redundancy",
+        "little redundancy (similarity)",
+        "DivPrune, earliest choices first",
+        "QCSP alone, earliest choices first",
         "Script, earliest choices first",
     ]
     assert len(preferences.legends) == 1

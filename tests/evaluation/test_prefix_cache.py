@@ -13,7 +13,17 @@ from vlprune.evaluation import answers
 from vlprune.evaluation.answers import generate_answers
 from vlprune.evaluation.prefix_cache import PrefixCache, prefix_cache_for, prefix_keys, reuse_prefix
 from vlprune.evaluation.reference_methods import keep_all_tokens
-from vlprune.methods import AveragePool, FastV, PyramidDrop, Random, Script, UniformGrid, VisionZip, get_method
+from vlprune.methods import (
+    AveragePool,
+    FastV,
+    PyramidDrop,
+    Random,
+    Script,
+    ScriptPlus,
+    UniformGrid,
+    VisionZip,
+    get_method,
+)
 
 METHODS = {
     "all": keep_all_tokens(),
@@ -26,7 +36,7 @@ METHODS = {
     "sparsevlm_plus": get_method("sparsevlm_plus", keep=24),
     "both": UniformGrid(keep=100) + FastV(keep=24),
     "script": Script(keep=24),
-    "padded": Script(keep=Budget(adaptive=0.01, mean=24)),
+    "padded": ScriptPlus(keep=Budget(adaptive=0.01, mean=24)),
     "script_first": Script(keep=100) + FastV(keep=24),
     "random": Random(keep=24),
 }

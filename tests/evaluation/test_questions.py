@@ -1,6 +1,7 @@
 """Questions from files, and when an answer is right."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -59,6 +60,12 @@ def test_files_of_other_editors(folder):
         ({"image": "red.png", "question": "what?"}, "line 2: it needs 'answer'"),
         ({**GOOD, "question": ""}, "line 2: it needs 'question'"),
         ("[1]", "line 2: not an object, as in"),
+        ({**GOOD, "video": "a.mp4"}, "line 2: it has 'image' and 'video': a question is about one of them"),
+        ({"video": "a.mp4", "question": "what?", "answer": "x"}, "line 2: there is no video .*a.mp4"),
+        ({"video": 5, "question": "what?", "answer": "x"}, "line 2: video=5: text, as in"),
+        ({**GOOD, "boxes": [1, 2, 3, 4]}, r"line 2: boxes=\[1, 2, 3, 4\]: a list of boxes around what is asked about"),
+        ({**GOOD, "boxes": [[5, 0, 5, 9]]}, r"line 2: boxes=\[\[5, 0, 5, 9\]\]: a list of boxes"),
+        ({**GOOD, "boxes": [[0, 0, "5", 9]]}, r"line 2: boxes=.*: a list of boxes"),
         ({**GOOD, "image": "blue.png"}, "line 2: there is no image .*blue.png"),
     ],
 )
@@ -117,3 +124,27 @@ def test_pocket_items_are_numbered_and_balanced():
     assert [question.number for question in questions] == list(range(100, 118))
     assert all(sum(question.kind == kind for question in questions) == 3 for kind in ("exist", "where"))
     assert pocket_questions(1000, 1) != pocket_questions(1001, 1)
+
+
+def test_videos_and_boxes(folder, film):
+    (folder / "frames").mkdir()
+    for i in range(5):
+        Image.new("RGB", (20, 10), (50 * i, 0, 0)).save(folder / "frames" / f"{i}.png")
+    asked = {"question": "what?", "answer": "x"}
+    lines = [{"video": film, **asked}, {"video": "frames", **asked}, {**GOOD, "boxes": [[1, 2, 3.5, 4]]}, GOOD]
+    first, second, boxed, plain = read_questions(write(folder, *lines), frames=3)
+    assert [question.frames for question in (first, second, boxed, plain)] == [3, 3, 0, 0]
+    assert first.shown().numbers == [0, 20, 40]
+    assert [int(frame[0, 0, 0]) for frame in second.shown().frames] == [0, 50, 150]
+    assert second.image().size == (20, 10)  # the first frame
+    assert (boxed.boxes, plain.boxes) == (((1, 2, 3.5, 4),), None)
+    with pytest.raises(UserError, match="line 2: it needs 'boxes', around what is asked about, in pixels"):
+        read_questions(write(folder, lines[2], GOOD), need_boxes=True)
+    (nothing,) = read_questions(write(folder, {**GOOD, "boxes": []}), need_boxes=True)
+    assert nothing.boxes == ()
+
+
+def test_a_fixed_resolution(folder):
+    (question,) = read_questions(write(folder, GOOD))
+    assert replace(question, resolution=32).image().size == (32, 32)
+    assert replace(question, resolution=32).image_size() == (20, 10)

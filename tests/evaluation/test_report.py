@@ -137,6 +137,19 @@ def test_words_are_set_to_the_left_and_numbers_to_the_right(program, tmp_path):
     assert rule == "| " + " | ".join("---:" if name in right else "---" for name in columns) + " |"
 
 
+def test_on_a_narrow_screen(program, tmp_path):
+    """The title takes one line, a long command is broken, and a table without rows leaves its note alone."""
+    tables = [ResultTable("None", ["a", "b"], [], "No rows: nowhere.")]
+    StudyResult("First", tables).save(RunFolder(tmp_path / "run", "eval", {"methods": "a" * 400}).path)
+    assert program("report", "run")[0] == 0
+    text = Path("report.html").read_text()
+    assert "h1 { font-size: clamp(1.1rem, 6vw, 2rem); white-space: nowrap; }" in text
+    assert "overflow-wrap: anywhere" in text
+    page = Page(text)
+    assert page.tables == []
+    assert {"None", "No rows: nowhere."} <= set(page.texts)
+
+
 def test_pictures_have_their_own_size(program, finished):
     """A pixel of the picture is one of the page: nothing stretches it or squeezes it."""
     assert program("report", finished)[0] == 0

@@ -12,8 +12,7 @@ WHY = "keep=600: the image has only 576 visual tokens, and this method keeps one
 def printed(table, width):
     console = Console(width=width)
     with console.capture() as found:
-        for part in table.to_rich(width):
-            console.print(part)
+        console.print(table.to_table())
     return found.get()
 
 

@@ -101,7 +101,7 @@ def test_no_two_ways_of_asking_share_a_default_folder(tmp_path, monkeypatch):
     data = replace(usual, data=Path("a/q.jsonl"))
     asked = [
         *(("eval", usual), ("eval", replace(usual, questions=7)), ("eval", replace(usual, split="validation"))),
-        *(("eval", replace(usual, seed=1)), ("eval", replace(usual, clip="some/clip")), ("eval", data)),
+        *(("eval", replace(usual, seed=1)), ("eval", replace(usual, dual_encoder="some/clip")), ("eval", data)),
         *(("eval", replace(data, model="some/model")), ("eval", replace(data, match="contains"))),
         *(("eval", replace(data, max_new_tokens=3)), ("eval", replace(data, data=Path("b/q.jsonl")))),
         *(("study graph", usual), ("study graph", data), ("study overlap", usual), ("study overlap", data)),

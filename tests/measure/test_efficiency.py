@@ -73,8 +73,17 @@ def test_tokens_that_are_dropped_inside_the_llm(model, inputs):
         model, inputs, [get_method("fastv", keep=4, layer=1)], new_tokens=2, repeats=1, warmup=0
     ).rows
     assert (row.visual_tokens, row.prompt_tokens) == (16, 20)
-    assert row.flops is row.macs is None
+    assert row.flops == llm_flops(model, [20, 8, 8]).prefill
+    assert row.macs == paper_macs(model, [16, 4, 4])
+    assert row.layer_average == 8
     assert row.kv_bytes < kv_bytes(model, 21)
+
+
+def test_a_batch_that_loses_tokens_inside_the_llm_has_no_formula(model, inputs):
+    pair = {name: value.repeat_interleave(2, dim=0) for name, value in inputs.items()}
+    fastv = get_method("fastv", keep=4, layer=1)
+    _, row = measure_efficiency(model, pair, [fastv], new_tokens=1, repeats=1, warmup=0).rows
+    assert row.flops is row.macs is row.layer_average is None
 
 
 def test_an_unknown_decoder_has_no_operations(model, inputs):

@@ -131,6 +131,10 @@ def test_published_figures():
     T, n, d, m = 32, 576, 4096, 11008
     assert paper_macs(VICUNA, n) == T * (4 * n * d**2 + 2 * n**2 * d + 3 * n * d * m)
     assert paper_macs(VICUNA, 0) == 0
+    halves = [n] * (T // 2) + [64] * (T // 2)
+    assert 2 * paper_macs(VICUNA, halves) == paper_macs(VICUNA, n) + paper_macs(VICUNA, 64)
+    with pytest.raises(ValueError, match=f"visual_tokens has 2 entries, but the LLM has {T} layers"):
+        paper_macs(VICUNA, [n, 64])
 
 
 def test_wrong_input():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vlprune import Script
+from vlprune import CDPruner, Script
 from vlprune.studies.ablation import Parts
 from vlprune.types import Query, TokenView
 
@@ -17,10 +17,10 @@ def view_and_query():
 def test_all_parts_together_are_script():
     view, query = view_and_query()
     for keep in (3, 9, 20):
-        script = Script(keep=keep, fusion="supplement")
+        script = Script(keep=keep)
         assert torch.equal(Parts(keep).select(view, query).kept, script.select(view, query).kept)
         default = Parts(keep, gsp=False).select(view, query)
-        assert torch.equal(default.kept, Script(keep=keep, fill=0.0).select(view, query).kept)
+        assert torch.equal(default.kept, CDPruner(keep=keep).select(view, query).kept)
 
 
 def test_each_part_changes_what_is_kept():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -21,6 +22,13 @@ LLAMA_7B = {
     "num_key_value_heads": 32,
     "vocab_size": 32064,
     "max_position_embeddings": 4096,
+}
+LLAMA_13B = LLAMA_7B | {
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 40,
 }
 QWEN2_7B = {
     "hidden_size": 3584,
@@ -38,6 +46,13 @@ CLIP_LARGE_336 = {
     "num_attention_heads": 16,
     "image_size": 336,
     "patch_size": 14,
+    "projection_dim": 768,
+}
+CLIP_LARGE_TEXT = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
     "projection_dim": 768,
 }
 SIGLIP_SO400M = {
@@ -93,23 +108,63 @@ def _noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
-def _llava() -> Any:
-    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
+class WordTokenizer:
+    """A number for each word, the same every time: random weights know no words, but cost what they cost.
 
-    return LlavaConfig(
-        vision_config=CLIPVisionConfig(**CLIP_LARGE_336), text_config=LlamaConfig(**LLAMA_7B), image_token_index=32000
+    >>> tokens = WordTokenizer(vocabulary=1000, bos=998, eos=999)
+    >>> ids = tokens("a cat or a dog", add_special_tokens=False)["input_ids"]
+    >>> len(ids), ids[0] == ids[3], max(ids) < 998
+    (5, True, True)
+    """
+
+    def __init__(self, vocabulary: int, bos: int, eos: int) -> None:
+        self._words = min(vocabulary, bos, eos)
+        self.bos_token_id, self.eos_token_id, self.pad_token_id = bos, eos, eos
+
+    def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
+        return {"input_ids": [crc32(word.encode()) % self._words for word in text.split()]}
+
+
+def build_text_tower(model: Any) -> tuple[Any, WordTokenizer]:
+    """CLIP ViT-L/14's text tower with random weights, and a tokenizer: a `dual_encoder=` for a LLaVA with CLIP's tower.
+
+    Of the image side it has the projection into the shared space, and no layers, as `attach` uses none.
+    """
+    from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig
+
+    text = CLIPTextConfig(**CLIP_LARGE_TEXT)
+    vision = CLIPVisionConfig(**{**model.config.vision_config.to_dict(), "num_hidden_layers": 0})
+    config = CLIPConfig(
+        text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=CLIP_LARGE_TEXT["projection_dim"]
     )
+    with torch.device(model.device):
+        encoder = CLIPModel(config).to(model.dtype).eval()
+    return encoder, WordTokenizer(text.vocab_size, text.bos_token_id, text.eos_token_id)
 
 
-def _next() -> Any:
-    from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig
+def _llava(llm: dict[str, int]) -> Callable[[], Any]:
+    def config() -> Any:
+        from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
-    return LlavaNextConfig(
-        vision_config=CLIPVisionConfig(**CLIP_LARGE_336),
-        text_config=LlamaConfig(**LLAMA_7B),
-        image_token_index=32000,
-        image_grid_pinpoints=NEXT_PINPOINTS,
-    )
+        return LlavaConfig(
+            vision_config=CLIPVisionConfig(**CLIP_LARGE_336), text_config=LlamaConfig(**llm), image_token_index=32000
+        )
+
+    return config
+
+
+def _next(llm: dict[str, int]) -> Callable[[], Any]:
+    def config() -> Any:
+        from transformers import CLIPVisionConfig, LlamaConfig, LlavaNextConfig
+
+        return LlavaNextConfig(
+            vision_config=CLIPVisionConfig(**CLIP_LARGE_336),
+            text_config=LlamaConfig(**llm),
+            image_token_index=32000,
+            image_grid_pinpoints=NEXT_PINPOINTS,
+        )
+
+    return config
 
 
 def _onevision(image_size: int) -> Callable[[], Any]:
@@ -143,21 +198,27 @@ def _qwen() -> Any:
 
 
 ARCHITECTURES = [
-    Architecture(
-        "llava-1.5-7b",
-        "one image of 336x336",
-        576,
-        32000,
-        _llava,
-        lambda: {"pixel_values": _noise(1, 3, 336, 336)},
+    *(
+        Architecture(
+            f"llava-1.5-{size}",
+            "one image of 336x336",
+            576,
+            32000,
+            _llava(llm),
+            lambda: {"pixel_values": _noise(1, 3, 336, 336)},
+        )
+        for size, llm in (("7b", LLAMA_7B), ("13b", LLAMA_13B))
     ),
-    Architecture(
-        "llava-next-7b",
-        "one image of 672x672: 5 tiles and 48 newlines",
-        2928,
-        32000,
-        _next,
-        lambda: {"pixel_values": _noise(1, 5, 3, 336, 336), "image_sizes": torch.tensor([[672, 672]])},
+    *(
+        Architecture(
+            f"llava-next-{size}",
+            "one image of 672x672: 5 tiles and 48 newlines",
+            2928,
+            32000,
+            _next(llm),
+            lambda: {"pixel_values": _noise(1, 5, 3, 336, 336), "image_sizes": torch.tensor([[672, 672]])},
+        )
+        for size, llm in (("7b", LLAMA_7B), ("13b", LLAMA_13B))
     ),
     Architecture(
         "llava-onevision-7b",

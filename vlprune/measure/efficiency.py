@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from vlprune.measure.discrepancy import FirstLogits, next_token_kl
 from vlprune.measure.efficiency_report import EfficiencyReport, Row, Spread
 from vlprune.measure.flops import LLMShape, llm_flops, paper_macs
-from vlprune.measure.generation_cost import count_visual_tokens
+from vlprune.measure.generation_cost import count_visual_tokens, layer_lengths
 from vlprune.measure.latency import Clock, Latency
 from vlprune.measure.memory import kv_cache_bytes
 
@@ -28,7 +30,7 @@ WARMUP = 2
 def measure_efficiency(
     model: Any,
     inputs: dict[str, Any],
-    methods: Sequence[Any],
+    methods: Mapping[str, Any] | Sequence[Any],
     *,
     name: str = "model",
     cuda_graphs: bool | str = False,
@@ -40,6 +42,7 @@ def measure_efficiency(
 ) -> EfficiencyReport:
     """Measure `generate(**inputs)` with all tokens, then with each of the methods, in the same way.
 
+    `methods` may be given by the titles of their rows; else these are names and budgets.
     `attaching` goes to `attach`, such as `processor=` and `dual_encoder=`. `tick` is called after every `generate`, of
     which there are `count_generate_calls(methods, ...)`.
 
@@ -57,15 +60,25 @@ def measure_efficiency(
     from vlprune.cuda_graphs import use_cuda_graphs
     from vlprune.pruner import attach
 
+    outputs: list[_Output] = []  # of each row; the first is that with all tokens
+
     def measure_row(title: str, running: AbstractContextManager[Any], pruned: bool) -> Row:
         with running as held:
-            row = _RowMeter(model, inputs, held if pruned else None, new_tokens, tick).measure(title, repeats, warmup)
+            meter = _RowMeter(model, inputs, held if pruned else None, new_tokens, tick)
+            row = meter.measure(title, repeats, warmup)
             runtime = held.cuda_graphs if pruned else held
-            return replace(row, cuda_graphs=cuda_graphs if runtime is not None and runtime.graph_count else False)
+            outputs.append(meter.output)
+            return replace(
+                row,
+                cuda_graphs=cuda_graphs if runtime is not None and runtime.graph_count else False,
+                kl=float(next_token_kl(outputs[0].logits, meter.output.logits).mean()),
+                agreement=float((outputs[0].new_ids == meter.output.new_ids).all(1).float().mean()),
+            )
 
     rows = [measure_row("all tokens", use_cuda_graphs(model, cuda_graphs) or nullcontext(), False)]
-    for method in methods:
-        title = f"{method.name}, keep={getattr(method, 'keep', '')}"
+    if not isinstance(methods, Mapping):
+        methods = {f"{method.name}, keep={getattr(method, 'keep', '')}": method for method in methods}
+    for title, method in methods.items():
         running = attach(model, method, cache_bytes=0, cuda_graphs=cuda_graphs, **attaching)
         rows.append(measure_row(title, running, True))
     settings = {
@@ -79,7 +92,7 @@ def measure_efficiency(
     return EfficiencyReport(rows, settings | describe_machine(model))
 
 
-def count_generate_calls(methods: Sequence[Any], repeats: int, warmup: int = WARMUP) -> int:
+def count_generate_calls(methods: Mapping[str, Any] | Sequence[Any], repeats: int, warmup: int = WARMUP) -> int:
     """How often `measure_efficiency` calls `generate`."""
     return (len(methods) + 1) * (2 * repeats + warmup + 1)
 
@@ -127,8 +140,20 @@ class _FirstTokenClock:
             self.seconds = self._now() - self._began
 
 
+class _Output(NamedTuple):
+    """What was generated: the first token's logits (B, V), and the new ids (B, new tokens), on the CPU."""
+
+    logits: Tensor
+    new_ids: Tensor
+
+
 class _RowMeter:
-    """Measures one row of the table: the same `generate` again and again, `tick` after each."""
+    """Measures one row of the table: the same `generate` again and again, `tick` after each.
+
+    `output` is what was generated, once the row is measured.
+    """
+
+    output: _Output
 
     def __init__(
         self, model: Any, inputs: dict[str, Any], pruner: Any, new_tokens: int, tick: Callable[[], None]
@@ -141,26 +166,22 @@ class _RowMeter:
         for _ in range(warmup):
             self._generate()
             self._tick()
-        kv_bytes = kv_cache_bytes(self._generate(return_dict_in_generate=True).past_key_values)
+        with FirstLogits(self._model) as first_logits:
+            generated = self._generate(return_dict_in_generate=True)
+        kv_bytes = kv_cache_bytes(generated.past_key_values)
+        self.output = _Output(first_logits.logits, generated.sequences[:, -self._new_tokens :].cpu())
         self._tick()
         self._start_peak()
         times, (batch, prompt) = self._time_parts(repeats)
         first = self._time_first_token(repeats)
         visual = count_visual_tokens(self._model, self._inputs["input_ids"], self._pruner)
-        records = self._pruner.records if self._pruner is not None else []
-        inside = any(record.entering != record.after for record in records)  # tokens dropped between layers
-        flops = macs = None
-        if LLMShape.knows(self._model) and not inside:
-            flops = llm_flops(self._model, prompt, batch=batch).prefill
-            macs = batch * paper_macs(self._model, visual // batch)
         steps = self._new_tokens - 1
         return Row(
             method=title,
             cuda_graphs=False,
             visual_tokens=visual,
             prompt_tokens=prompt,
-            flops=flops,
-            macs=macs,
+            **self._count_operations(batch, prompt, visual // batch),
             vision=Spread.of([one.vision for one in times]),
             question=Spread.of([one.question for one in times]),
             selection=Spread.of([one.selection for one in times]),
@@ -170,6 +191,20 @@ class _RowMeter:
             kv_bytes=kv_bytes,
             peak_bytes=self._read_peak(),
         )
+
+    def _count_operations(self, batch: int, prompt: int, visual: int) -> dict[str, Any]:
+        """The row's figures by formula, for prompts of `prompt` tokens, `visual` of them visual; none without one."""
+        records = self._pruner.records if self._pruner is not None else []
+        inside = any(record.stages for record in records)  # tokens are dropped between layers
+        if not LLMShape.knows(self._model) or (inside and batch > 1):
+            return {"flops": None, "macs": None}
+        lengths = layer_lengths(self._model, prompt, records)
+        visual_lengths = [length - prompt + visual for length in lengths]
+        return {
+            "flops": llm_flops(self._model, lengths, batch=batch).prefill,
+            "macs": batch * paper_macs(self._model, visual_lengths),
+            "layer_average": sum(visual_lengths) / len(visual_lengths),
+        }
 
     def _generate(self, **options: Any) -> Any:
         lengths = {"max_new_tokens": self._new_tokens, "min_new_tokens": self._new_tokens}

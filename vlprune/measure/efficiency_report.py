@@ -9,7 +9,7 @@ from typing import Any
 
 from vlprune.measure.fitted_table import Column, FittedTable
 from vlprune.measure.flops import CONVENTIONS
-from vlprune.measure.format import format_amount, format_short_milliseconds
+from vlprune.measure.format import format_amount, format_kl, format_short_milliseconds
 from vlprune.media.outputs import MARK
 
 #: Names of how the LLM runs, by the value of `attach(..., cuda_graphs=)`.
@@ -28,6 +28,8 @@ TITLES = {
     "decode": "decode ms/token",
     "kv_bytes": "KV MiB",
     "peak_bytes": "peak MiB",
+    "kl": "KL of 1st token",
+    "agreement": "same answer",
 }
 #: The columns that are printed first, and also where there is no room for others.
 MAIN_TITLES = [TITLES[name] for name in ("method", "visual_tokens", "faster", "kv_bytes", "first", "prefill")]
@@ -36,7 +38,9 @@ CAPTION = (
     "kept. first token: from the call of generate to the first logits, vision and all preparation "
     "included, timed on its own, as the other columns wait for the device; faster: the first row's by this row's. "
     "MACs (paper): {paper}. FLOPs (prefill): {flops}. KV: the cache at the end, what its tokens take. "
-    "peak: the most memory during generate, above the weights; graphs hold theirs all the time."
+    "peak: the most memory during generate, above the weights; graphs hold theirs all the time. KL: how far the first "
+    "token's distribution is from that with all tokens, in nats; same answer: the share of prompts whose greedy answer "
+    "is that with all tokens, token by token."
 )
 
 
@@ -71,8 +75,11 @@ class Row:
 
     `cuda_graphs` says how the LLM ran, which is not what was asked for where graphs cannot be had.
     `visual_tokens` and `prompt_tokens` entered the LLM. `flops` are those of the prefill and `macs` the papers' count
-    (see `vlprune.measure.CONVENTIONS`), None for a decoder without a formula, or tokens dropped inside of it. `decode`
-    is per token, None if there is but one. `peak_bytes` is above the weights, None on a CPU.
+    (see `vlprune.measure.CONVENTIONS`), None for a decoder without a formula, or a batch that loses tokens in it;
+    `layer_average` is the mean of the visual tokens of a prompt that each of the LLM's layers sees. `decode`
+    is per token, None if there is but one. `peak_bytes` is above the weights, None on a CPU. `kl` is
+    the `next_token_kl` of the first answer token against all visual tokens, mean over the prompts, and `agreement` the
+    share of prompts whose greedy answer is the same; None where they were not compared.
     """
 
     method: str
@@ -89,6 +96,9 @@ class Row:
     decode: Spread | None
     kv_bytes: int
     peak_bytes: int | None
+    kl: float | None = None
+    agreement: float | None = None
+    layer_average: float | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +153,8 @@ def _cell(name: str, row: Row, whole: Row) -> str:
     value = getattr(row, name)
     if value is None or (name in ("question", "selection") and row is whole):
         return ""
+    if name in ("kl", "agreement"):
+        return "" if row is whole else format_kl(value) if name == "kl" else f"{100 * value:.0f} %"
     if isinstance(value, Spread):
         middle, low, high = (format_short_milliseconds(part) for part in (value.median, value.low, value.high))
         return f"{middle}\n{low}–{high}"

@@ -33,8 +33,8 @@ class Column:
 class FittedTable:
     """Rows of cells under columns, printed by rich: all columns where they fit side by side, else those that matter.
 
-    What does not fit even so goes on below, each time under the first column. `wide` keeps the extra columns; `lines`
-    parts the rows by lines. The first column is never extra.
+    What does not fit even so goes on below, where the first `keys` columns, which tell the rows apart, stand again;
+    these are never extra. `wide` keeps the extra columns; `lines` parts the rows by lines.
 
     >>> from rich.console import Console
     >>> columns = [Column("name"), Column("tokens", number=True), Column("seconds", number=True, extra=True)]
@@ -54,12 +54,13 @@ class FittedTable:
     caption: str = ""
     wide: bool = False
     lines: bool = False
+    keys: int = 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
         room = options.max_width
-        used = [i for i, _ in enumerate(self.columns) if i == 0 or any(map(str, (row[i] for row in self.rows)))]
+        used = [i for i in range(len(self.columns)) if i < self.keys or any(str(row[i]) for row in self.rows)]
         blocks = self._blocks(used, room)
         left_out: list[str] = []
         if len(blocks) > 1 and not self.wide:
@@ -75,12 +76,12 @@ class FittedTable:
             yield Text(_fill(caption, room), "dim")
 
     def _blocks(self, chosen: Sequence[int], room: int) -> list[list[int]]:
-        """The columns in blocks that fit side by side, each beginning with the first column."""
-        first, *others = chosen
-        blocks = [[first]]
+        """The columns in blocks that fit side by side, each beginning with the key columns."""
+        keys, others = chosen[: self.keys], chosen[self.keys :]
+        blocks = [[*keys]]
         for i in others:
-            if len(blocks[-1]) > 1 and sum(self._least_width(j) + EDGES for j in [*blocks[-1], i]) + 1 > room:
-                blocks.append([first])
+            if len(blocks[-1]) > len(keys) and sum(self._least_width(j) + EDGES for j in [*blocks[-1], i]) + 1 > room:
+                blocks.append([*keys])
             blocks[-1].append(i)
         return blocks
 

@@ -13,7 +13,7 @@ CONVENTIONS = {
     ),
     "paper": (
         "multiply-adds over the visual tokens alone, T(4nd² + 2n²d + 3ndm), as papers on token pruning count; "
-        "half of what they call FLOPs where they count two per multiply-add"
+        "half of what they call FLOPs where they count two per multiply-add (Script: its efficiency table)"
     ),
 }
 
@@ -120,29 +120,37 @@ def llm_flops(model: Any, prompt: int | Sequence[int], new_tokens: int = 1, *, b
     '8.50 T, 1.67 T'
     """
     shape = LLMShape.of(model)
-    prompts = [prompt] * shape.layers if isinstance(prompt, int) else list(prompt)
+    prompts = _of_each_layer("prompt", prompt, shape)
     for name, value in (("prompt", min(prompts)), ("new_tokens", new_tokens), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name}={value}: must be at least 1.")
-    if len(prompts) != shape.layers:
-        raise ValueError(f"prompt has {len(prompts)} entries, but the LLM has {shape.layers} layers.")
     logits = 2 * shape.width * shape.vocabulary
     decode = sum(logits + sum(shape.layer(1, one + step) for one in prompts) for step in range(1, new_tokens))
     return Flops(prefill=batch * (logits + sum(shape.layer(one, one) for one in prompts)), decode=batch * decode)
 
 
-def paper_macs(model: Any, visual_tokens: int) -> int:
+def _of_each_layer(name: str, tokens: int | Sequence[int], shape: LLMShape) -> list[int]:
+    """The number of tokens that each layer sees, where one number stands for all of them."""
+    found = [tokens] * shape.layers if isinstance(tokens, int) else list(tokens)
+    if len(found) != shape.layers:
+        raise ValueError(f"{name} has {len(found)} entries, but the LLM has {shape.layers} layers.")
+    return found
+
+
+def paper_macs(model: Any, visual_tokens: int | Sequence[int]) -> int:
     """The count that papers quote: convention "paper" (see `CONVENTIONS`), k and v projections in their own size.
+
+    Where tokens are dropped inside the LLM, `visual_tokens` are those that each layer sees.
 
     >>> vicuna = LLMShape(layers=32, width=4096, inner=11008, heads=32, kv_heads=32, head_width=128, vocabulary=32064)
     >>> f"{paper_macs(vicuna, 576) / 1e12:.2f} T, {paper_macs(vicuna, 2880) / 1e12:.2f} T"
     '3.82 T, 20.83 T'
     """
-    if visual_tokens < 0:
-        raise ValueError(f"visual_tokens={visual_tokens}: must not be negative.")
     shape = LLMShape.of(model)
-    logits = 2 * shape.width * shape.vocabulary
-    return (shape.forward(visual_tokens, visual_tokens) - logits) // 2
+    tokens = _of_each_layer("visual_tokens", visual_tokens, shape)
+    if min(tokens) < 0:
+        raise ValueError(f"visual_tokens={min(tokens)}: must not be negative.")
+    return sum(shape.layer(one, one) for one in tokens) // 2
 
 
 def vision_flops(model: Any) -> int:

@@ -31,3 +31,12 @@ def format_short_milliseconds(seconds: float) -> str:
     """
     value = 1000 * seconds
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.3g}"
+
+
+def format_kl(nats: float) -> str:
+    """A divergence with two figures; 0 only where there is none.
+
+    >>> format_kl(0.12345), format_kl(0.0), format_kl(0.0000123)
+    ('0.12', '0', '1.2e-05')
+    """
+    return f"{nats:.2g}"

@@ -1,4 +1,4 @@
-"""The parts of Script, GSP, QCRS and DPP, switched on and off."""
+"""The parts of Script, GSP, QCRS and DPP, switched on and off, and the DPP's kernel."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ from vlprune.types import Query, Selection, TokenView
 
 NEEDS, QUESTIONS, KEEP = "answers", (200, 12), (64, 16)
 COMBINATIONS = [(gsp, qcrs, dpp) for dpp in (False, True) for qcrs in (False, True) for gsp in (False, True)]
+WHOLE, ROOT, PLAIN = "GSP + QCRS + DPP", "GSP + QCRS + DPP, kernel L", "GSP + DPP"
+#: Kernels of the DPP in all of Script, by the combination or cell that has them.
+KERNELS = {
+    WHOLE: "L̃ = diag(r) S diag(r), the method section's",
+    ROOT: "L = diag(r)^½ S diag(r)^½, Eq. 6",
+    PLAIN: "S, the plain cosine, without relevance",
+}
+KERNELS_NOTE = "GSP and its fusion are as in Script; S is the tokens' cosine and r their relevance. "
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class Parts(QueryMethod):
     Tokens are ranked by the greedy on the kernel (`dpp`), weighed by relevance (`qcrs`) or not; without the greedy by
     relevance itself. With `gsp` the first m of that rank that the graph keeps stay, and the rank goes on where tokens
     are missing, as in Script. The graph alone keeps its m least redundant ones. All three together are the paper's
-    Script (fusion "supplement"); QCRS and DPP without the graph are Script's default.
+    Script; QCRS and DPP without the graph are what CDPruner computes. `kernel` is as in Script.
 
     >>> import torch
     >>> from vlprune.types import Query, TokenView
@@ -42,6 +50,7 @@ class Parts(QueryMethod):
     dpp: bool = True
     tau: float = 0.3
     gamma: float = 5.0
+    kernel: str = "s_prime"
 
     name: ClassVar[str] = "parts"
 
@@ -56,7 +65,8 @@ class Parts(QueryMethod):
         r = relevance_scores(query.image, query.text, sign=query.sign)
         ranks = min(2 * m, view.n)
         if self.dpp:
-            order = greedy_map_features(view.features, r if self.qcrs else r.new_ones(r.shape), ranks)
+            weights = r if self.qcrs else r.new_ones(r.shape)
+            order = greedy_map_features(view.features, weights, ranks, kind=self.kernel)
         else:
             order = highest(r, ranks)
         if survivors is None:
@@ -72,9 +82,11 @@ def study(evaluation: Evaluation) -> StudyResult:
             gsp, qcrs, dpp = parts
             method = Parts(keep, gsp=gsp, qcrs=qcrs, dpp=dpp) if any(parts) else Random(keep)
             cells[cell_name(_title(*parts), keep)] = method
+        cells[cell_name(ROOT, keep)] = Parts(keep, kernel="s")
     lines = evaluation.ask(cells)
     scores = {name: score_answers(evaluation, found, lines[ALL_TOKENS]) for name, found in lines.items()}
     tables = [_table(keep, scores) for keep in evaluation.keep]
+    tables += [_kernels_table(keep, scores) for keep in evaluation.keep]
     return StudyResult("Ablation", tables, {"ablation": _figure(evaluation, scores)}, {"scores": scores})
 
 
@@ -90,6 +102,12 @@ def _table(keep: int | float, scores: Mapping[str, Any]) -> ResultTable:
         rows.append([_title(*parts), *marks, *accuracy_cells(scores[cell_name(_title(*parts), keep)])])
     columns = ["parts", "GSP", "QCRS", "DPP", "right", "relative to all tokens"]
     return ResultTable(f"Parts of Script, keeping {keep}", columns, rows, INTERVALS_NOTE)
+
+
+def _kernels_table(keep: int | float, scores: Mapping[str, Any]) -> ResultTable:
+    rows = [[kernel, *accuracy_cells(scores[cell_name(cell, keep)])] for cell, kernel in KERNELS.items()]
+    columns = ["kernel of the DPP", "right", "relative to all tokens"]
+    return ResultTable(f"The DPP's kernel, keeping {keep}", columns, rows, KERNELS_NOTE + INTERVALS_NOTE)
 
 
 def _figure(evaluation: Evaluation, scores: Mapping[str, Any]) -> Any:

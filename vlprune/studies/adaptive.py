@@ -22,7 +22,7 @@ from vlprune.evaluation.questions import ImageQuestion, pocket_questions
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import format_p, mcnemar
-from vlprune.methods import Method, Script
+from vlprune.methods import Method, ScriptPlus
 from vlprune.record import Record
 
 NEEDS, QUESTIONS, KEEP = "scenes", (600, 16), (64, 32, 16, 8)
@@ -36,14 +36,14 @@ NOTE = (
 
 
 def study(evaluation: Evaluation) -> StudyResult:
-    """Script with a fixed number of tokens, and with as many as the image needs, at equal means."""
+    """ScriptPlus with a fixed number of tokens, and with as many as the image needs, at equal means."""
     for keep in evaluation.keep:
         if not isinstance(keep, int):
             raise UserError(f"--keep {keep}: study adaptive takes means, which are numbers of tokens.")
     budgets = _fit_budgets(evaluation)
     cells: dict[str, Method] = {ALL_TOKENS: keep_all_tokens()}
     for keep in evaluation.keep:
-        cells |= {f"fixed@{keep}": Script(keep=keep), f"adaptive@{keep}": Script(keep=budgets[keep])}
+        cells |= {f"fixed@{keep}": ScriptPlus(keep=keep), f"adaptive@{keep}": ScriptPlus(keep=budgets[keep])}
     lines = evaluation.ask(cells, details=count_things)
     rows = []
     data: dict[str, Any] = {}
@@ -61,9 +61,9 @@ def study(evaluation: Evaluation) -> StudyResult:
 
 
 def _fit_budgets(evaluation: Evaluation) -> dict[int | float, Budget]:
-    """An adaptive budget with each mean, fitted to Script's gains on scenes that are not asked about later."""
+    """An adaptive budget with each mean, fitted to ScriptPlus's gains on scenes that are not asked about later."""
     questions = pocket_questions(SEED, FIT_QUESTIONS[evaluation.small])
-    methods: dict[str, Method] = {str(k): Script(keep=Budget(adaptive=0.0, mean=int(k))) for k in evaluation.keep}
+    methods: dict[str, Method] = {str(k): ScriptPlus(keep=Budget(adaptive=0.0, mean=int(k))) for k in evaluation.keep}
     gains: dict[str, list[list[float]]] = {name: [] for name in methods}
     evaluation.expect(len(questions) * len(methods))
     for answered in generate_answers(evaluation.loaded, questions, methods, batch=evaluation.batch):

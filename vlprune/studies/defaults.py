@@ -1,4 +1,4 @@
-"""Script's settings, one changed at a time: which of them answer best?"""
+"""ScriptPlus's settings, one changed at a time: which of them answer best?"""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vlprune.evaluation.answers import AnswerLine, Evaluation
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import format_p, mcnemar
-from vlprune.methods import Method, Script
+from vlprune.methods import Method, ScriptPlus
 from vlprune.methods.base import QueryMethod
 from vlprune.selection import greedy_map_features, grid_cells, relevance_scores
 from vlprune.types import Query, Selection, TokenView
 
 NEEDS, QUESTIONS, KEEP = "answers", (600, 5), (64, 16)
 NOTE = (
-    "The first row is Script as it is by default; each other row changes what it says. Lost, won: questions that only "
-    "the default answers, and that only this setting answers; p is McNemar's, exact and two-sided, not corrected for "
-    "the number of rows."
+    "The first row is ScriptPlus as it is by default; each other row changes what it says. Lost, won: questions that "
+    "only the default answers, and that only this setting answers; p is McNemar's, exact and two-sided, not corrected "
+    "for the number of rows."
 )
 
 
@@ -36,7 +36,7 @@ class ByBatch(QueryMethod):
         assert query is not None
         cosine = query.sign * torch.cosine_similarity(query.image.float(), query.text.float(), dim=-1)
         relevance = (cosine - cosine.min()) / (cosine.max() - cosine.min()).clamp(min=1e-6)
-        order = greedy_map_features(view.features, relevance, self.count(view.n), fill=Script.fill, grid=view.grid)
+        order = greedy_map_features(view.features, relevance, self.count(view.n), fill=ScriptPlus.fill, grid=view.grid)
         return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
 
 
@@ -56,7 +56,7 @@ class ByQuarter(QueryMethod):
             at = (cells == quarter).nonzero()[:, 0]
             share = min(len(at), (m + 3 - quarter) // 4)
             if share:
-                order = greedy_map_features(view.features[:, at], relevance[:, at], share, fill=Script.fill)
+                order = greedy_map_features(view.features[:, at], relevance[:, at], share, fill=ScriptPlus.fill)
                 orders.append(at[order])
         order = torch.cat(orders, dim=1)
         return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
@@ -64,7 +64,7 @@ class ByQuarter(QueryMethod):
 
 def script_settings(keep: Any, has_dual_encoder: bool) -> dict[str, tuple[Method, str | None]]:
     """The method and the positions of each setting, by name; some settings need a dual encoder."""
-    usual = Script(keep=keep)
+    usual = ScriptPlus(keep=keep)
     graph = replace(usual, fusion="supplement")
     found: dict[str, Method] = {
         "default": usual,
@@ -94,7 +94,7 @@ def study(evaluation: Evaluation) -> StudyResult:
         scores = _compare_with_default(evaluation, lines)
         rows = [_row(name, one) for name, one in scores.items()]
         columns = ["setting", "right", *evaluation.kinds, "lost", "won", "p"]
-        title = f"Settings of Script, keeping {keep}"
+        title = f"Settings of ScriptPlus, keeping {keep}"
         tables.append(ResultTable(title, columns, rows, f"{INTERVALS_NOTE} {NOTE}"))
         data |= {f"{name}@{keep}": one for name, one in scores.items()}
     return StudyResult("Defaults", tables, {"defaults": _figure(data, evaluation)}, {"scores": data})
@@ -141,7 +141,8 @@ def _figure(data: Mapping[str, Any], evaluation: Evaluation) -> Any:
         axes.errorbar(middle, places, xerr=spread, fmt="o", capsize=2, markersize=4, label=f"keep {keep}")
         axes.axvline(100 * data[f"default@{keep}"]["accuracy"], color=f"C{i}", linewidth=0.7, linestyle="--")
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set(xlabel="right answers, %")
+    axes.set(xlabel="right answers, %, with 95 % intervals (dashed: the defaults)")
+    axes.set_title("One setting changed at a time")
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8)
     return figure

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vlprune.errors import UserError
 from vlprune.evaluation.accuracy import percent, percent_with_interval
-from vlprune.evaluation.answers import AnswerLine, Evaluation
+from vlprune.evaluation.answers import AnswerLine, Details, Evaluation
+from vlprune.evaluation.boxes import tokens_in_boxes
 from vlprune.evaluation.questions import ImageQuestion
 from vlprune.evaluation.reference_methods import ALL_TOKENS, Oracle, evidence_tokens, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
@@ -16,7 +18,7 @@ from vlprune.methods import Method, Script
 from vlprune.record import Record
 from vlprune.selection import graph_keep
 
-NEEDS, QUESTIONS, KEEP = "scenes", (200, 20), (64, 16)
+NEEDS, QUESTIONS, KEEP = "boxes", (200, 20), (64, 16)
 CAUSES = {
     "model": "wrong with all tokens too",
     "GSP": "a thing asked about has no token left; QCSP's m tokens had one, the graph struck it out",
@@ -28,24 +30,32 @@ CAUSES = {
 NOTE = (
     'Evidence: tokens whose middle lies on a thing asked about; "exist" asks about all things of that colour or shape.'
 )
+BOXES_NOTE = (
+    "Evidence: tokens of which half lies in a box of what is asked about, or the one that has most of a small box."
+)
+#: The tokens of each thing that a question is about, on a grid (rows, columns).
+EvidenceFinder = Callable[[ImageQuestion, tuple[int, int]], list[set[int]]]
 
 
 def study(evaluation: Evaluation) -> StudyResult:
-    """Sort the wrong answers of Script, as the paper's text has it, by their cause.
+    """Sort the wrong answers of Script by their cause.
 
-    And see which of them come right without GSP, which is Script's default, or with the oracle.
+    And see which of them come right without GSP or with the oracle, which is there for drawn scenes only. Where things
+    are is known of drawn scenes; the lines of a file have boxes around what they ask about.
     """
     tables, data = [], {}
+    details = evidence_details(_evidence_finder(evaluation))
     for keep in evaluation.keep:
         cells: dict[str, Method] = {
             ALL_TOKENS: keep_all_tokens(),
-            f"script@{keep}": Script(keep=keep, fusion="supplement"),
+            f"script@{keep}": Script(keep=keep),
             f"without GSP@{keep}": Script(keep=keep, fusion="released"),
-            f"oracle@{keep}": Oracle(keep=keep),
         }
-        unpruned, script, no_graph, oracle = evaluation.ask(cells, details=find_evidence).values()
+        if evaluation.has_scenes:
+            cells[f"oracle@{keep}"] = Oracle(keep=keep)
+        unpruned, script, *others = evaluation.ask(cells, details=details).values()
         causes = {i: find_cause(line, bool(unpruned[i]["right"])) for i, line in enumerate(script) if not line["right"]}
-        tables.append(_causes_table(keep, causes, script, no_graph, oracle))
+        tables.append(_causes_table(keep, causes, len(script), others, NOTE if evaluation.has_scenes else BOXES_NOTE))
         tables.append(_evidence_table(keep, script))
         data[str(keep)] = {"wrong": len(causes), "asked": len(script), "causes": dict(Counter(causes.values()))}
         data[str(keep)]["kinds"] = _causes_by_kind(evaluation, causes)
@@ -55,31 +65,56 @@ def study(evaluation: Evaluation) -> StudyResult:
 def _causes_table(
     keep: int | float,
     causes: Mapping[int, str],
-    script: Sequence[AnswerLine],
-    no_graph: Sequence[AnswerLine],
-    oracle: Sequence[AnswerLine],
+    asked: int,
+    others: Sequence[Sequence[AnswerLine]],
+    evidence: str,
 ) -> ResultTable:
-    """For each cause: how many answers are wrong by it, and how many of them come right by the other methods."""
+    """For each cause: how many answers are wrong by it, and how many of them come right by the other methods.
+
+    These are Script without GSP, and the oracle, if it could be asked.
+    """
     rows = []
     for name, meaning in CAUSES.items():
         own = [i for i, cause in causes.items() if cause == name]
-        mended = [sum(lines[i]["right"] for i in own) for lines in (no_graph, oracle)]
+        mended = [sum(lines[i]["right"] for i in own) for lines in others]
         share = percent(len(own) / len(causes)) if causes else "-"
         rows.append([name, str(len(own)), share, *map(str, mended), meaning])
-    columns = ["lost by", "wrong", "% of wrong", "right without GSP", "right with the oracle", "which means"]
-    note = f"{len(causes)} of {len(script)} are wrong. {NOTE}"
+    compared = ["right without GSP", "right with the oracle"][: len(others)]
+    columns = ["lost by", "wrong", "% of wrong", *compared, "which means"]
+    note = f"{len(causes)} of {asked} are wrong. {evidence}"
     return ResultTable(f"Wrong answers of Script, keeping {keep}", columns, rows, note)
 
 
-def find_evidence(question: ImageQuestion, record: Record) -> dict[str, Any]:
-    """For each thing asked about: whether GSP's m, QCSP's m and what was kept in the end have a token of it."""
-    if record.redundancy is None or record.order is None:
-        return {}
-    m = record.after
-    sets = [graph_keep(record.redundancy[None], m)[0], record.order[:m], record.kept]
-    gsp, qcsp, kept = (set(some.tolist()) for some in sets)
-    things = [set(part.tolist()) for part in evidence_tokens(question, record.grid[0])]
-    return {"things": [[bool(thing & some) for some in (gsp, qcsp, kept)] for thing in things]}
+def _evidence_finder(evaluation: Evaluation) -> EvidenceFinder:
+    """What finds the tokens of things: in drawn scenes by the scene, else by the boxes of the file."""
+    if evaluation.has_scenes:
+        return lambda question, grid: [set(part.tolist()) for part in evidence_tokens(question, grid[0])]
+    known: dict[tuple[int, tuple[int, int]], list[set[int]]] = {}
+
+    def find(question: ImageQuestion, grid: tuple[int, int]) -> list[set[int]]:
+        if (question.number, grid) not in known:
+            found = tokens_in_boxes(evaluation.loaded.processor, question, grid)
+            known[question.number, grid] = [set(part.tolist()) for part in found]
+        return known[question.number, grid]
+
+    return find
+
+
+def evidence_details(find: EvidenceFinder) -> Details:
+    """What a line says of each thing asked about: whether GSP's m, QCSP's m and what was kept have a token of it."""
+
+    def details(question: ImageQuestion, record: Record) -> dict[str, Any]:
+        if record.redundancy is None or record.order is None:
+            return {}
+        if len(record.parts) > 1:
+            raise UserError("its images are cut into tiles, and this study needs one grid.")
+        m = record.after
+        sets = [graph_keep(record.redundancy[None], m)[0], record.order[:m], record.kept]
+        gsp, qcsp, kept = (set(some.tolist()) for some in sets)
+        things = find(question, record.grid)
+        return {"things": [[bool(thing & some) for some in (gsp, qcsp, kept)] for thing in things]}
+
+    return details
 
 
 def find_cause(line: AnswerLine, right_with_all: bool) -> str:
@@ -132,6 +167,8 @@ def _figure(evaluation: Evaluation, data: Any) -> Any:
             heights = [found["kinds"][kind][name] for kind in evaluation.kinds]
             axes.bar(evaluation.kinds, heights, bottom=base, label=name)
             base = [a + b for a, b in zip(base, heights)]
-        axes.set(title=f"keeping {keep}", ylabel="wrong answers", ylim=(0, 1.08 * max(*base, 1)))
-        axes.legend(fontsize=8)
+        axes.set(title=f"keeping {keep} tokens", ylabel="wrong answers", ylim=(0, 1.08 * max(*base, 1)))
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    figure.suptitle("Wrong answers by kind of question, and what lost them")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(CAUSES), fontsize=8)
     return figure

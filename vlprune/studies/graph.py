@@ -56,11 +56,11 @@ def study(evaluation: Evaluation) -> StudyResult:
 
 
 def _methods(keep: int | float) -> dict[str, Method]:
-    """Each graph alone, random tokens, and each graph in Script as the paper's text has it."""
+    """Each graph alone, random tokens, and each graph in Script."""
     methods: dict[str, Method] = {name: GraphOnly(keep=keep, graph=graph) for name, graph in GRAPHS.items()}
     methods["random tokens"] = Random(keep=keep)
     for name, graph in GRAPHS.items():
-        methods[f"script {name}"] = Script(keep=keep, graph=graph, fusion="supplement")
+        methods[f"script {name}"] = Script(keep=keep, graph=graph)
     return methods
 
 
@@ -90,7 +90,7 @@ def _measure_seconds(evaluation: Evaluation) -> dict[str, float]:
     """How long each graph's scores of one image take, on the model's device."""
     device = evaluation.loaded.model.device
     questions = evaluation.questions[:12]
-    images = collect_image_tokens(evaluation, questions, allow_tiles=True)[: 2 if evaluation.small else 8]
+    images = collect_image_tokens(evaluation, questions)[: 2 if evaluation.small else 8]
     found: dict[str, list[float]] = {name: [] for name in GRAPHS}
     for repeat in range(4):  # the first warms up
         for image in images:

@@ -20,7 +20,7 @@ NEEDS, QUESTIONS, KEEP = "answers", (200, 12), (192, 128, 64, 32, 16)
 def study(evaluation: Evaluation) -> StudyResult:
     """The intersection of what GSP and QCSP would each keep, of m tokens, against m."""
     cells: dict[str, Method] = {ALL_TOKENS: keep_all_tokens()}
-    cells |= {f"script@{keep}": Script(keep=keep, fusion="supplement") for keep in evaluation.keep}
+    cells |= {f"script@{keep}": Script(keep=keep) for keep in evaluation.keep}
     lines = evaluation.ask(cells, details=count_common)
     images = [question.image_name for question in evaluation.questions]
     rows, data = [], {}

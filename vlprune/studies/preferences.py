@@ -1,4 +1,8 @@
-"""What four families of methods would keep: by attention, by relevance, by redundancy, and Script."""
+"""What families of methods would keep: by attention, by similarity, by divergence, and Script with its parts.
+
+The paper's four families are attention-, similarity- and divergence-based methods, and Script. Beside them stand two
+parts of Script: relevance to the question alone, and QCSP, which is relevance and the DPP without the graph.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from vlprune.evaluation.questions import ImageQuestion
 from vlprune.evaluation.reference_methods import evidence_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import spearman
-from vlprune.methods import AttentionTopK, GraphOnly, Method, RelevanceTopK, Script
+from vlprune.methods import AttentionTopK, CDPruner, DivPrune, GraphOnly, Method, RelevanceTopK, Script
 from vlprune.record import Record
 
 NEEDS, QUESTIONS, KEEP = "answers", (50, 16), (64,)
@@ -25,7 +29,9 @@ PICTURES = 6
 GOES_BY = {
     "attention": "attention in the vision tower",
     "relevance": "relevance to the question",
-    "redundancy": "little redundancy",
+    "redundancy": "little redundancy (similarity)",
+    "divergence": "DivPrune, earliest choices first",
+    "qcsp": "QCSP alone, earliest choices first",
     "script": "Script, earliest choices first",
 }
 
@@ -33,14 +39,19 @@ GOES_BY = {
 def study(evaluation: Evaluation) -> StudyResult:
     """Maps of what each prefers, how far they agree, and how much of what they keep lies on what was asked about."""
     keep = evaluation.keep[0]
-    families: dict[str, Method] = {
+    by_score: dict[str, Method] = {
         "attention": AttentionTopK(keep=keep),
         "relevance": RelevanceTopK(keep=keep),
         "redundancy": GraphOnly(keep=keep),
     }
+    by_order: dict[str, Method] = {
+        "divergence": DivPrune(keep=keep),
+        "qcsp": CDPruner(keep=keep),
+        "script": Script(keep=keep),
+    }
     # some towers do not show their attention
-    lines = evaluation.ask(families, details=map_by_score, skip_unsupported=True)
-    lines |= evaluation.ask({"script": Script(keep=keep)}, details=map_by_order, skip_unsupported=True)
+    lines = evaluation.ask(by_score, details=map_by_score, skip_unsupported=True)
+    lines |= evaluation.ask(by_order, details=map_by_order, skip_unsupported=True)
     if len(lines) < 2:
         raise UserError(next(f"{name}: {reason}" for name, reason in evaluation.run_folder.refused.items()))
     agree = {
@@ -75,7 +86,7 @@ def map_by_score(question: ImageQuestion, record: Record) -> dict[str, Any]:
 
 
 def map_by_order(question: ImageQuestion, record: Record) -> dict[str, Any]:
-    """How much Script prefers each token: higher the earlier it is chosen, and 0 if it is not kept."""
+    """How much a method prefers each token: higher the earlier it is chosen, and 0 if it is not kept."""
     assert record.order is not None
     rank = {token: i for i, token in enumerate(record.order.tolist())}
     kept = set(record.kept.tolist())

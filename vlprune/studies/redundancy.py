@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,66 +12,118 @@ from torch import Tensor
 from vlprune.evaluation.answers import Evaluation
 from vlprune.evaluation.image_tokens import (
     ImageTokens,
-    collect_image_tokens,
     cosine_matrix,
     grid_distances,
     neighbour_mask,
     neighbour_similarity,
+    stream_image_tokens,
 )
 from vlprune.evaluation.result import ResultTable, StudyResult
-from vlprune.evaluation.stats import pearson, spearman
+from vlprune.studies.running_statistics import RunningCorrelation, RunningHistogram
 
 NEEDS, QUESTIONS, KEEP = "images", (200, 8), ()
 BINS, EPS = 20, 1e-8
-EDGES = np.linspace(-1, 1, 81)
+NEAR, FAR = "next to each other", "random, farther apart"
+HIGHEST_ENTROPY = 2.5  # nats; nine tokens have log 9 = 2.2 at most
 
 
 def study(evaluation: Evaluation) -> StudyResult:
-    """Cosine similarity against Manhattan distance, neighbours against random pairs, and against local entropy."""
-    images = collect_image_tokens(evaluation)
-    by_distance = similarity_by_distance(images)
-    near, random = _pair_cosines(images)
-    similar = torch.cat([neighbour_similarity(one) for one in images])
-    entropies = {
-        "component of the image": torch.cat([image_entropy(one) for one in images]),
-        "component of the neighbourhood": torch.cat([neighbourhood_entropy(one) for one in images]),
-    }
-    correlation = {
-        name: {"pearson": pearson(values.numpy(), similar.numpy()), "spearman": spearman(values, similar)}
-        for name, values in entropies.items()
-    }
-    pairs = {"next to each other": near, "random, farther apart": random}
-    tables = [
-        _distance_table(by_distance, len(images)),
-        _pairs_table(pairs),
-        _entropy_table({name: float(values.mean()) for name, values in entropies.items()}, correlation),
-    ]
+    """Cosine similarity against Manhattan distance, neighbours against random pairs, and against local entropy.
+
+    What is held does not grow with the number of images. Where a model cuts images into tiles, each tile is a grid of
+    its own.
+    """
+    found = Redundancy()
+    for image in stream_image_tokens(evaluation, tiles="apart"):
+        found.add(image)
+    tables = [_distance_table(found), _pairs_table(found.pairs), _entropy_table(found.entropies)]
     data = {
-        "by_distance": {str(d): mean for d, (mean, _) in by_distance.items()},
-        "above_half": {name: float((v > 0.5).mean()) for name, v in pairs.items()},
-        "correlation": correlation,
+        "by_distance": {str(d): mean for d, (mean, _) in found.by_distance.items()},
+        "above_half": {name: values.share_above(0.5) for name, values in found.pairs.items()},
+        "correlation": {
+            name: {"pearson": one.pearson, "spearman": one.spearman} for name, one in found.entropies.items()
+        },
+        "images": len(found.names),
+        "grids": found.grids,
     }
-    drawn = _figure(by_distance, near, random, entropies["component of the image"], similar)
-    return StudyResult("Redundancy", tables, {"redundancy": drawn}, data)
+    return StudyResult("Redundancy", tables, {"redundancy": _figure(found)}, data)
 
 
-def _distance_table(by_distance: Mapping[int, tuple[float, float]], images: int) -> ResultTable:
+class Redundancy:
+    """Running sums over images: cosines by distance, of neighbours and of random pairs, and against local entropy.
+
+    `grids` are the images and tiles that were added.
+    """
+
+    def __init__(self) -> None:
+        self.grids = 0
+        self.names: set[str] = set()
+        self.sums, self.counts = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+        self.pairs = {name: RunningHistogram(-1, 1) for name in (NEAR, FAR)}
+        self.entropies = {
+            name: RunningCorrelation((-1, 1), (-EPS, HIGHEST_ENTROPY))
+            for name in ("component of the image", "component of the neighbourhood")
+        }
+
+    def add(self, image: ImageTokens) -> None:
+        """Count the tokens of one image, or of one tile."""
+        if len(image.features) < 2:
+            return
+        self.grids += 1
+        self.names.add(image.question.image_name)
+        cosine = cosine_matrix(image.features)
+        self._add_distances(cosine, image.grid)
+        self._add_pairs(cosine, image)
+        similar = neighbour_similarity(cosine, image.grid)
+        for running, entropy in zip(self.entropies.values(), (image_entropy(image), neighbourhood_entropy(image))):
+            running.add(similar.numpy(), entropy.numpy())
+
+    def _add_distances(self, cosine: Tensor, grid: tuple[int, int]) -> None:
+        far = grid_distances(grid).sum(0).flatten()
+        longest = max(len(self.sums), int(far.max()) + 1)
+        sums, counts = torch.zeros(longest, dtype=torch.float64), torch.zeros(longest, dtype=torch.int64)
+        sums[: len(self.sums)], counts[: len(self.counts)] = self.sums, self.counts
+        self.sums = sums + torch.bincount(far, cosine.flatten().double(), longest)
+        self.counts = counts + torch.bincount(far, minlength=longest)
+
+    def _add_pairs(self, cosine: Tensor, image: ImageTokens) -> None:
+        """Cosines of neighbouring tokens, and of as many random pairs that are farther apart."""
+        upper, beside = torch.ones_like(cosine).triu(1).bool(), neighbour_mask(image.grid)
+        near, others = cosine[beside & upper], cosine[~beside & upper]
+        self.pairs[NEAR].add(near.numpy())
+        if len(others):
+            drawn = torch.Generator().manual_seed(image.question.number)
+            self.pairs[FAR].add(others[torch.randint(len(others), (len(near),), generator=drawn)].numpy())
+
+    @property
+    def by_distance(self) -> dict[int, tuple[float, float]]:
+        """Mean cosine and pairs per grid at each Manhattan distance."""
+        return {
+            d: (float(self.sums[d] / self.counts[d]), float(self.counts[d]) / 2 / self.grids)
+            for d in range(1, len(self.sums))
+        }
+
+
+def _distance_table(found: Redundancy) -> ResultTable:
+    by_distance = found.by_distance
     shown = [d for d in (1, 2, 3, 5, 8, 12, 16, 24, 32) if d in by_distance] + [max(by_distance)]
     rows = [[str(d), f"{by_distance[d][0]:.3f}", f"{by_distance[d][1]:,.0f}"] for d in dict.fromkeys(shown)]
-    columns = ["Manhattan distance", "mean cosine", "pairs an image"]
-    return ResultTable("Similarity against distance", columns, rows, f"{images} images.")
+    images = f"{len(found.names):,} images"
+    tiled = found.grids > len(found.names)
+    note = f"{images}, {found.grids:,} tiles, each a grid of its own." if tiled else f"{images}."
+    columns = ["Manhattan distance", "mean cosine", "pairs a tile" if tiled else "pairs an image"]
+    return ResultTable("Similarity against distance", columns, rows, note)
 
 
-def _pairs_table(pairs: Mapping[str, np.ndarray]) -> ResultTable:
-    rows = [[name, f"{v.mean():.3f}", f"{100 * (v > 0.5).mean():.1f} %"] for name, v in pairs.items()]
+def _pairs_table(pairs: Mapping[str, RunningHistogram]) -> ResultTable:
+    rows = [[name, f"{v.mean:.3f}", f"{100 * v.share_above(0.5):.1f} %"] for name, v in pairs.items() if v.total]
     note = "Next to each other: among the eight around a token. As many random pairs as neighbouring ones."
     return ResultTable("Neighbours and random pairs", ["pairs", "mean cosine", "above 0.5"], rows, note)
 
 
-def _entropy_table(means: Mapping[str, float], correlation: Mapping[str, Mapping[str, float]]) -> ResultTable:
+def _entropy_table(entropies: Mapping[str, RunningCorrelation]) -> ResultTable:
     rows = [
-        [name, f"{means[name]:.3f}", f"{one['pearson']:+.3f}", f"{one['spearman']:+.3f}"]
-        for name, one in correlation.items()
+        [name, f"{one.mean_y:.3f}", f"{one.pearson:+.3f}", f"{one.spearman:+.3f}"] for name, one in entropies.items()
     ]
     columns = ["entropy of 3 × 3 tokens on the first principal", "mean, nats", "Pearson's r", "Spearman's ρ"]
     note = (
@@ -79,32 +131,6 @@ def _entropy_table(means: Mapping[str, float], correlation: Mapping[str, Mapping
         "mean cosine to the tokens around it. The paper expects a negative correlation."
     )
     return ResultTable("Local entropy and similarity", columns, rows, note)
-
-
-def similarity_by_distance(images: Sequence[ImageTokens]) -> dict[int, tuple[float, float]]:
-    """Mean cosine and pairs per image at each Manhattan distance."""
-    sums: dict[int, float] = {}
-    counts: dict[int, int] = {}
-    for one in images:
-        far, cosine = grid_distances(one.grid).sum(0).flatten(), cosine_matrix(one.features).flatten()
-        total, count = torch.bincount(far, cosine), torch.bincount(far)
-        for d in range(1, len(count)):
-            sums[d] = sums.get(d, 0.0) + float(total[d])
-            counts[d] = counts.get(d, 0) + int(count[d])
-    return {d: (sums[d] / counts[d], counts[d] / 2 / len(images)) for d in sums}
-
-
-def _pair_cosines(images: Sequence[ImageTokens]) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines of neighbouring tokens, and of as many random pairs that are farther apart."""
-    near, random = [], []
-    for one in images:
-        cosine, upper = cosine_matrix(one.features), torch.ones(len(one.features), len(one.features)).triu(1).bool()
-        beside = neighbour_mask(one.grid)
-        near.append(cosine[beside & upper])
-        others = cosine[~beside & upper]
-        drawn = torch.Generator().manual_seed(one.question.number)
-        random.append(others[torch.randint(len(others), (len(near[-1]),), generator=drawn)])
-    return torch.cat(near).numpy(), torch.cat(random).numpy()
 
 
 def image_entropy(one: ImageTokens) -> Tensor:
@@ -139,17 +165,24 @@ def _entropy(counts: Tensor) -> Tensor:
     return -(p * p.log()).sum(1)
 
 
-def _figure(by_distance: Any, near: np.ndarray, random: np.ndarray, entropy: Tensor, similar: Tensor) -> Any:
+def _figure(found: Redundancy) -> Any:
+    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
+    by_distance = found.by_distance
     left.plot(list(by_distance), [mean for mean, _ in by_distance.values()])
-    left.set(xlabel="Manhattan distance", ylabel="mean cosine", title="similarity against distance")
-    for name, values in (("next to each other", near), ("random", random)):
-        middle.hist(values, EDGES, density=True, alpha=0.6, label=name)
-    middle.set(xlabel="cosine", title="neighbours and random pairs", xlim=(min(near.min(), random.min()), 1))
+    left.set(xlabel="Manhattan distance, tokens", ylabel="mean cosine", title="similarity against distance")
+    for name, values in found.pairs.items():
+        heights, edges = values.coarse(80)
+        middle.stairs(heights, edges, fill=True, alpha=0.6, label=name)
+    lowest = min(values.lowest for values in found.pairs.values() if values.total)
+    middle.set(xlabel="cosine", ylabel="density", title="neighbours and random pairs", xlim=(lowest, 1))
     middle.legend(fontsize=8)
-    right.hexbin(similar.numpy(), entropy.numpy(), gridsize=30, mincnt=1, bins="log", cmap="viridis")
+    counts, xs, ys = found.entropies["component of the image"].coarse(80, 40)
+    shown = right.pcolormesh(xs, ys, np.ma.masked_equal(counts.T, 0), norm=LogNorm(), cmap="viridis")
+    figure.colorbar(shown, ax=right, label="tokens (log scale)")
     right.set(xlabel="mean cosine to neighbours", ylabel="local entropy, nats", title="entropy against similarity")
+    right.set_xlim(xs[np.flatnonzero(counts.sum(1))[0]], 1)
     return figure

@@ -13,7 +13,7 @@ from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.methods import Method, Script
 
 NEEDS, QUESTIONS, KEEP = "answers", (200, 16), (64,)
-DEFAULT = Script(fusion="supplement")  # where the graph has a say
+DEFAULT = Script()
 VALUES: dict[str, tuple[Any, ...]] = {
     "tau": (0.1, 0.3, 0.5, 0.7, 0.9),
     "gamma": (1.0, 5.0, 10.0, 50.0, 100.0),
@@ -22,7 +22,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def study(evaluation: Evaluation) -> StudyResult:
-    """Script, as the paper's text has it, with one setting changed at a time; the paper's values are marked."""
+    """Script with one setting changed at a time; the paper's values are marked."""
     cells: dict[str, Method] = {ALL_TOKENS: keep_all_tokens()}
     for keep in evaluation.keep:
         cells[f"defaults@{keep}"] = replace(DEFAULT, keep=keep)

@@ -20,11 +20,12 @@ from vlprune.evaluation.stats import (
     mcnemar,
     paired_tests,
 )
-from vlprune.methods import Method, Script, get_method, list_methods
+from vlprune.methods import Method, get_method, list_methods
 
 NEEDS, QUESTIONS, KEEP = "answers", (20, 10), (32,)
 SEEDS = (20, 4)  # in full, and in small
 FIRST_SEED = 1000  # seeds of scenes that no split uses
+TAKES_METHODS = True  # --methods says what Script is compared with
 SMALL_METHODS = ("script", "random", "dpp_only")
 NOTE = (
     "p (t), p (Wilcoxon): paired, one-sided, that Script is better, over the seeds' accuracies; t has none where all "
@@ -43,11 +44,9 @@ def study(evaluation: Evaluation) -> StudyResult:
     import_scipy_stats()  # say that it is missing before anything is asked
     folds = _folds(evaluation)
     questions = [question for fold in folds for question in fold]
-    names = SMALL_METHODS if evaluation.small else list_methods()
     tables, data = [], {}
     for keep in evaluation.keep:
-        cells: dict[str, Method] = {f"{name}@{keep}": get_method(name, keep=keep) for name in names}
-        cells[f"script, the paper's text@{keep}"] = Script(keep=keep, fusion="supplement")
+        cells = {f"{name}@{keep}": method for name, method in _methods(evaluation, keep).items()}
         lines = evaluation.ask(cells, questions=questions, skip_unsupported=True)
         found = {cell.rpartition("@")[0]: answered for cell, answered in lines.items()}
         if "script" not in found:
@@ -58,6 +57,14 @@ def study(evaluation: Evaluation) -> StudyResult:
         title = f"Script against others, keeping {keep}: {len(folds)} seeds, {len(questions):,} questions"
         tables.append(ResultTable(title, columns, rows, NOTE))
     return StudyResult("Significance", tables, {"significance": _figure(data)}, data)
+
+
+def _methods(evaluation: Evaluation, keep: int | float) -> dict[str, Method]:
+    """Script and what it is compared with, by name: the evaluation's methods, or else all of them, in small a few."""
+    if not evaluation.methods:
+        return {name: get_method(name, keep=keep) for name in (SMALL_METHODS if evaluation.small else list_methods())}
+    asked = {name: by_keep.get(str(keep), next(iter(by_keep.values()))) for name, by_keep in evaluation.methods.items()}
+    return {"script": get_method("script", keep=keep), **asked}
 
 
 def _folds(evaluation: Evaluation) -> list[list[ImageQuestion]]:
@@ -126,5 +133,6 @@ def _figure(data: Any) -> Any:
                 labels.append(f"{name}, {keep}")
     axes.axvline(0, color="grey", linestyle="--")
     axes.set_yticks(range(len(labels)), labels)
-    axes.set(xlabel="Script's right answers less the method's, points")
+    axes.set(xlabel="Script's right answers less the method's, percentage points, with 95 % intervals")
+    axes.set(title="Script against every method", ylabel="method, tokens kept")
     return figure
