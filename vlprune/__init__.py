@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # names load on first use, so that `vlprune --help` does not 
     from vlprune import pocket as pocket
     from vlprune.budget import Budget as Budget
     from vlprune.errors import UnsupportedModel as UnsupportedModel
+    from vlprune.integrations import vllm as vllm
     from vlprune.methods import *  # noqa: F403
     from vlprune.pruner import Pruner as Pruner
     from vlprune.pruner import attach as attach
@@ -22,17 +23,19 @@ if TYPE_CHECKING:  # names load on first use, so that `vlprune --help` does not 
 
 #: Public names and the modules that they come from; those of `vlprune.methods` are public too, all of them.
 _HOME = {"attach": "pruner", "Pruner": "pruner", "Budget": "budget", "Record": "record", "UnsupportedModel": "errors"}
+#: Packages that are public names.
+_PACKAGES = {"pocket": "vlprune.pocket", "vllm": "vlprune.integrations.vllm"}
 
 
 def _public_names() -> list[str]:
-    return [*_HOME, *import_module("vlprune.methods").__all__, "__version__", "pocket"]
+    return [*_HOME, *import_module("vlprune.methods").__all__, "__version__", *_PACKAGES]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return _public_names()
-    if name == "pocket":
-        return import_module("vlprune.pocket")
+    if name in _PACKAGES:
+        return import_module(_PACKAGES[name])
     home = _HOME.get(name)
     if home is None and not name.startswith("_") and find_spec(f"vlprune.{name}") is None:
         home = "methods"

@@ -1,0 +1,1 @@
+"""vlprune inside other people's engines."""
