@@ -18,6 +18,10 @@ class Budget:
     `adaptive` of what the first one added, `mean / 4` tokens at least and `4 * mean` at most. Which share comes to
     `mean` tokens on average depends on the images: `Budget.fit` finds it.
 
+    `layer_average` is how papers count methods that drop tokens inside the LLM: the mean over its layers of the tokens
+    that each layer sees. Such a method keeps as many at last as come nearest to it. For other methods, whose tokens
+    all layers see, it is the same as `tokens`.
+
     >>> Budget(tokens=64).count(576), Budget(ratio=0.25).count(576)
     (64, 144)
     >>> Budget.of(1).count(576), Budget.of(1.0).count(576)   # an int counts tokens, a float is a ratio
@@ -33,19 +37,21 @@ class Budget:
     compete: bool = False
     adaptive: float | None = None
     mean: int | None = None
+    layer_average: int | None = None
 
     def __post_init__(self) -> None:
         quota = self.per_tile is not None or self.per_frame is not None
         if (self.adaptive is None) != (self.mean is None):
             raise ValueError("adaptive= and mean= go together, as in Budget(adaptive=0.05, mean=64).")
-        if (self.tokens is not None) + (self.ratio is not None) + quota + (self.mean is not None) != 1:
+        alone = (self.tokens, self.ratio, self.mean, self.layer_average)
+        if sum(value is not None for value in alone) + quota != 1:
             raise ValueError(
-                "Budget takes exactly one of tokens=, ratio=, a quota (per_tile=, per_frame= or both) and adaptive= "
-                "with mean=."
+                "Budget takes exactly one of tokens=, ratio=, layer_average=, a quota (per_tile=, per_frame= or both) "
+                "and adaptive= with mean=."
             )
         if self.compete and not quota:
             raise ValueError("compete=True goes with per_tile= or per_frame=; tokens= and ratio= always compete.")
-        for name in ("tokens", "per_tile", "per_frame", "mean"):
+        for name in ("tokens", "per_tile", "per_frame", "mean", "layer_average"):
             value = getattr(self, name)
             label = "keep" if name == "tokens" else name
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -114,8 +120,8 @@ class Budget:
     def of(cls, keep: "int | float | Budget") -> "Budget":
         """The budget that `keep` means: an int is a number of tokens, a float a ratio in (0, 1].
 
-        >>> Budget.of(64)
-        Budget(tokens=64, ratio=None, per_tile=None, per_frame=None, compete=False, adaptive=None, mean=None)
+        >>> Budget.of(64) == Budget(tokens=64), Budget.of(0.1) == Budget(ratio=0.1)
+        (True, True)
         """
         if isinstance(keep, Budget):
             return keep
@@ -138,11 +144,17 @@ class Budget:
             return min(n, max(1, int(self.ratio * n + 0.5)))
         if self.mean is not None:
             return min(n, self.mean)
-        if self.tokens is None:
+        tokens = self._whole_tokens
+        if tokens is None:
             return min(n, self.per_tile or self.per_frame or n)
-        if self.tokens > n:
-            raise ValueError(f"keep={self.tokens}: the image has only {n} visual tokens.")
-        return self.tokens
+        if tokens > n:
+            raise ValueError(f"keep={tokens}: the image has only {n} visual tokens.")
+        return tokens
+
+    @property
+    def _whole_tokens(self) -> int | None:
+        """The number of tokens of a whole image or video, where the budget names one."""
+        return self.tokens if self.tokens is not None else self.layer_average
 
     def shares(self, kind: str, sizes: Sequence[int], variable_length: bool = False) -> int | list[int]:
         """What an "image" or "video" keeps whose parts have these sizes: one number for all, or one for each part.
@@ -154,9 +166,10 @@ class Budget:
         >>> Budget(per_frame=4, compete=True).shares("video", [9, 9])
         8
         """
-        if self.tokens is not None or self.ratio is not None or self.mean is not None:
+        tokens = self._whole_tokens
+        if tokens is not None or self.ratio is not None or self.mean is not None:
             n = sum(sizes)
-            return n if variable_length and self.tokens is not None and self.tokens > n else self.count(n)
+            return n if variable_length and tokens is not None and tokens > n else self.count(n)
         quota, name = (self.per_tile, "per_tile") if kind == "image" else (self.per_frame, "per_frame")
         if quota is None:
             raise ValueError(f"keep={self}: there is no quota for the {kind} in the prompt; add {name}= to the Budget.")
@@ -166,6 +179,8 @@ class Budget:
     def __str__(self) -> str:
         if self.tokens is not None:
             return f"{self.tokens} tokens"
+        if self.layer_average is not None:
+            return f"{self.layer_average} tokens per layer on average"
         if self.ratio is not None:
             return f"{self.ratio:g} of the tokens"
         if self.mean is not None:

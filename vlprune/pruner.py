@@ -23,7 +23,7 @@ from vlprune.pruning.forward import ForwardHooks
 from vlprune.pruning.generate import has_pruner, wrap_generate
 from vlprune.pruning.layer_cuts import LayerCuts
 from vlprune.pruning.probe import encode_images, present_modalities
-from vlprune.pruning.question import QuestionFinder, check_query
+from vlprune.pruning.question import QuestionFinder, check_query, warn_of_llm_relevance
 from vlprune.pruning.shorten import PromptShortener
 from vlprune.pruning.wrappers import calls_with_hooks, unwrap
 from vlprune.record import Record
@@ -51,11 +51,13 @@ def attach(
         model: a model of a supported family (`vlprune.models.list_families()`), or one with PEFT's adapters around it.
         method: what to keep, such as `Script(keep=64)`.
         processor: the model's processor or tokenizer; needed to find the question's text, and for `ask_many`.
-        query: the question, for all rows or one per row (None for rows without images). By default the last user turn.
+        query: the question, for all rows or one per row (None for rows without images). By default the last user
+            turn. Hints on the answer's format ("Answer with a single word or phrase.") are left out of either.
         positions: "renumbered" closes the gaps that dropped tokens leave, "original" keeps every token's position,
             "grid" keeps the positions in time, height and width of models that have such; the default is the family's.
         dual_encoder: a `CLIPModel` or `SiglipModel`, a (model, tokenizer) pair, or an id or path, for relevance in the
-            space that text and image share.
+            space that text and image share. "auto" is the one that the model's vision tower comes from, where that is
+            known. Of an id, a path and "auto" only the text half is loaded.
         cache_bytes: how much memory the vision features of recent images may take; 0 turns that cache off.
         feature_cache: in place of one of its own, a cache that several pruners share; `detach` does not empty it.
         cuda_graphs: True runs the LLM of `generate` as CUDA graphs, "compile" compiles its layers first.
@@ -106,6 +108,7 @@ class Pruner:
         self._layer_cuts: LayerCuts | None = None
         placeholders = {modality.placeholder for modality in self.family.modalities(model)}
         questions = QuestionFinder(model, self._before_llm, processor, placeholders, dual_encoder)
+        warn_of_llm_relevance(self._before_llm, dual_encoder, self.family.has_dual_encoder, stacklevel=3)
         if in_llm is not None:
             renumber = (self.positions if positions is not None else in_llm.positions) == "renumbered"
             self._layer_cuts = LayerCuts(model, in_llm, renumber and "grid" not in self.family.positions)
@@ -205,6 +208,35 @@ class Pruner:
             self.cuda_graphs.close()
         if self._owns_cache:
             self.clear_cache()
+
+    # --- without the LLM ---
+
+    def select(self, inputs: Any) -> list[Record]:
+        """Choose among the images of a prompt without running the LLM; returns one record per image.
+
+        `inputs` are what `generate` takes, from the processor: input_ids (B, L), pixels, and so on. A method inside
+        the LLM chooses between its layers, so that it raises `ValueError` here.
+
+        >>> from vlprune import Script, attach, pocket
+        >>> model, processor, clip = pocket.load()
+        >>> image = torch.zeros(3, 192, 192, dtype=torch.uint8)
+        >>> inputs = processor(images=image, text="USER: <image> is there a red star? ASSISTANT:", return_tensors="pt")
+        >>> with attach(model, Script(keep=64), processor=processor, dual_encoder=clip) as pruner:
+        ...     len(pruner.select(inputs)[0].kept)
+        64
+        """
+        if self._layer_cuts is not None:
+            raise ValueError(f"{self.method.name} chooses inside the LLM, which select does not run: call generate.")
+        with self._state.lock, torch.no_grad():
+            self._state.start_call()
+            if self._shortener.has_images(inputs):
+                ids = inputs["input_ids"].to(self.model.device)
+                mask = inputs.get("attention_mask")
+                mask = torch.ones_like(ids) if mask is None else mask.to(ids.device)
+                positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+                arguments = dict(inputs), positions, self.query, self.feature_cache
+                self._state.latest = self._shortener.shorten(ids, mask, *arguments)
+            return self.records
 
     # --- many questions ---
 

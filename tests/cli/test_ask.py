@@ -39,7 +39,7 @@ def test_ask_gives_what_the_library_gives(run, photo, checkpoint):
 
 
 def test_as_many_tokens_as_the_image_needs(run, photo, checkpoint):
-    ask = ("ask", photo, "how many dogs ?", "--model", checkpoint, "--json", "--keep")
+    ask = ("ask", photo, "how many dogs ?", "--model", checkpoint, "--json", "--method", "script_plus", "--keep")
     counts = [json.loads(run(*ask, keep)[1])["tokens"]["after"] for keep in ("4~0", "4~0.3", "4~1")]
     assert counts[0] == 16
     assert counts[2] == 1
@@ -47,14 +47,14 @@ def test_as_many_tokens_as_the_image_needs(run, photo, checkpoint):
 
 
 def test_settings_reach_the_method(run, photo, checkpoint):
-    ask = ("ask", photo, "how many dogs ?", "--model", checkpoint, "--keep", "5", "--json", "--method", "random")
-    kept = [json.loads(run(*ask, "--set", f"seed={seed}")[1])["tokens"]["kept"] for seed in (0, 1)]
+    ask = ("ask", photo, "how many dogs ?", "--model", checkpoint, "--keep", "5", "--json", "--method")
+    kept = [json.loads(run(*ask, f"random:seed={seed}")[1])["tokens"]["kept"] for seed in (0, 1)]
     assert kept[0] != kept[1]
 
 
 def test_ask_with_a_clip(run, photo, checkpoint, clip):
     ask = ("ask", photo, "how many dogs ?", "--model", checkpoint, "--keep", "4", "--json")
-    assert json.loads(run(*ask, "--clip", clip)[1])["tokens"]["relevance"] == "clip"
+    assert json.loads(run(*ask, "--dual-encoder", clip)[1])["tokens"]["relevance"] == "clip"
 
 
 def test_ask_in_words_with_a_picture(run, photo, checkpoint, tmp_path):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from vlprune import Budget, get_method
+from tests.support.narrow_architectures import narrow_architectures
 from vlprune.cli.app import main
-from vlprune.cli.bench import ARCHITECTURE_NAMES
+from vlprune.cli.bench import ARCHITECTURE_NAMES, PAPER_NAMES
 
 
 def test_the_command(tmp_path, capsys):
@@ -38,12 +38,15 @@ def test_the_command(tmp_path, capsys):
     ("options", "said"),
     [
         (["--methods", "scrip"], "did you mean 'script'"),
-        (["--methods", ","], "name at least one"),
+        (["--methods", ","], "--methods is empty"),
         (["--keep", "0"], "at least one token"),
         (["--keep", "600", "--repeats", "1", "--device", "cpu"], "only 576 visual tokens"),
-        (["--per-frame", "4", "--repeats", "1", "--device", "cpu"], "per_tile"),
+        (["--keep", "4/frame", "--repeats", "1", "--device", "cpu"], "per_tile"),
         (["--random-weights", "--model", "llava-7b"], f"choose from {', '.join(ARCHITECTURE_NAMES)}."),
         (["--out", "/no/such/folder/x.json"], "there is no folder"),
+        (["--paper", "llava-7b"], "--paper llava-7b: choose from llava-1.5-7b, llava-1.5-13b, llava-next-7b"),
+        (["--paper", "llava-next-7b", "--keep", "32"], "has its own model, methods and budgets"),
+        (["--accuracy", "run"], "--accuracy run goes with --paper."),
         (["--out", "x.txt"], "--out x.txt: its name must end in .json or .md."),
     ],
 )
@@ -64,17 +67,26 @@ def test_json_is_printed(run, checkpoint, tmp_path):
     assert (tmp_path / "figures.json").read_text() == out
 
 
+def test_the_papers_table(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("vlprune.studies.efficiency.IN_LLM", ("pyramiddrop",))
+    monkeypatch.setattr("vlprune.studies.efficiency.BEFORE_LLM", ("script",))
+    with narrow_architectures():
+        code, out, _ = run(
+            *("bench", "--paper", "llava-1.5-7b", "--text", "4", "--new", "2", "--repeats", "1", "--device", "cpu"),
+            *("--out", "table.md", "--out", "figures.json"),
+        )
+    assert code == 0
+    assert "choosing" in out
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert [row["method"] for row in figures["rows"]] == ["all tokens", "pyramiddrop", "script"]
+    assert "| script | " in (tmp_path / "table.md").read_text()
+
+
 def test_architectures_are_those_that_there_are(run):
     from vlprune.measure.architectures import ARCHITECTURES
+    from vlprune.studies.efficiency import TILES
 
     assert tuple(one.name for one in ARCHITECTURES) == ARCHITECTURE_NAMES
+    assert tuple(TILES) == PAPER_NAMES
     told = run("bench", "--help")[1].replace("\n", "").replace(" ", "")
     assert ",".join(ARCHITECTURE_NAMES) in told
-
-
-def test_budgets_per_part():
-    from vlprune.cli.bench import parse_methods
-
-    methods = parse_methods("script, random", "64", 32, None)
-    assert [method.keep for method in methods] == [64, Budget(per_tile=32)] * 2
-    assert [method.keep for method in parse_methods("script", None, None, None)] == [get_method("script").keep]

@@ -83,7 +83,7 @@ def test_a_clip_is_read_once(compare, clip, monkeypatch):
     read, load = [], dual_encoder.load_dual_encoder
     for module in (dual_encoder, question):
         monkeypatch.setattr(module, "load_dual_encoder", lambda given, *more: read.append(given) or load(given, *more))
-    found = json.loads(compare("--methods", "script,cdpruner", "--clip", clip, "--json")[1])["methods"]
+    found = json.loads(compare("--methods", "script,cdpruner", "--dual-encoder", clip, "--json")[1])["methods"]
     assert [told["tokens"]["relevance"] for told in found.values()] == ["clip", "clip"]
     assert [given for given in read if isinstance(given, str)] == [clip]
 
@@ -98,7 +98,7 @@ def test_what_cannot_run_is_listed_with_the_reason(compare, monkeypatch):
     answers = [line.split("│")[2].strip() for line in out.splitlines() if line.count("│") == 7]
     assert "cannot run: visionzip needs the attention inside" in " ".join(answers)
     found = json.loads(compare(*names, "--json")[1])["methods"]
-    assert list(found["visionzip"]) == ["reason"]
+    assert list(found["visionzip"]) == ["keep", "reason"]
     assert found["visionzip"]["reason"].endswith("which this model did not give.")
     assert found["random"]["tokens"]["after"] == 4
     code, out, err = compare("--methods", "visionzip")
@@ -132,7 +132,7 @@ def test_a_bar_while_running(compare, monkeypatch):
         (("--show", "out.txt"), "must end in .png"),
         (("--repeats", "0"), "--repeats"),
         (("--method", "random"), "did you mean --methods?"),
-        (("--clip", "someone/clip"), "--clip someone/clip"),
+        (("--dual-encoder", "someone/clip"), "--dual-encoder someone/clip"),
     ],
 )
 def test_refusals(compare, options, says):
@@ -159,5 +159,5 @@ def test_on_the_pocket_model(run, tmp_path):
     some = ("--methods", "script,uniform_grid,visionzip", "--repeats", "1", "--keep", "0.25", "--json")
     found = json.loads(run("compare", "scene.png", question.text, *some)[1])
     assert found["all"]["answer"] == question.answer
-    assert found["keep"] == 0.25
+    assert [told["keep"] for told in found["methods"].values()] == [0.25] * 3
     assert [told["entering"] for told in found["methods"].values()] == [144] * 3

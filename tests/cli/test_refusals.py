@@ -83,13 +83,14 @@ def test_keep_more_than_there_are(refused, photo, checkpoint):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--keep", "4", "--per-tile", "2"), "--keep 4 and --per-tile 2 contradict each other"),
-        (("--compete",), "--compete goes with --per-tile or --per-frame"),
-        (("--keep", "4", "--compete"), "with --keep, tiles and frames always compete"),
-        (("--per-frame", "2"), "--per-frame 2 is not for an image: say --per-tile"),
-        (("--per-tile", "2", "--per-frame", "2"), "--per-frame 2 is not for an image"),
-        (("--per-tile", "0"), "--per-tile"),
-        (("--per-tile", "many"), "--per-tile"),
+        (("--keep", "4", "--method", "visionzip@64"), "--keep 4 and --method visionzip@64 contradict each other"),
+        (("--keep", "4", "--method", "script:keep=3"), "contradict each other: script says what to keep."),
+        (("--keep", "2/frame"), "--keep 2/frame is not for an image: say 2/tile."),
+        (("--keep", "0/tile"), "--keep 0/tile: at least one token must be kept."),
+        (("--keep", "many/tile"), "--keep many/tile: write a number of tokens before /tile."),
+        (("--keep", "2/image"), "--keep 2/image: write it as 32/tile, 16/frame, 64/layer, or 32/tile/compete."),
+        (("--keep", "2/tile/all"), "write it as 32/tile"),
+        (("--keep", "2/layer/compete"), "write it as 32/tile"),
         (("--frames", "4"), "--frames 4 goes with a video, whose name ends in .mp4"),
     ],
 )
@@ -98,7 +99,7 @@ def test_budgets_that_contradict_themselves(refused, photo, options, says):
 
 
 def test_videos(refused, film, checkpoint, tmp_path, monkeypatch):
-    assert "--per-tile 2 is not for a video: say --per-frame" in refused("ask", film, "what is it?", "--per-tile", "2")
+    assert "--keep 2/tile is not for a video: say 2/frame." in refused("ask", film, "what is it?", "--keep", "2/tile")
     assert "--frames" in refused("ask", film, "what is it?", "--frames", "0")
     assert "there is no file 'none.mp4'" in refused("ask", "none.mp4", "what is it?")
     (tmp_path / "text.mp4").write_text("hello")
@@ -140,7 +141,7 @@ def test_lists_of_methods(refused, photo):
     for spec, says in {
         "script:tua=1": "script has no such setting; did you mean 'tau'?",
         "script:tau": "write it as NAME=VALUE.",
-        "script:keep=3": "use --keep.",
+        "script:keep=0": "at least one token must be kept.",
         "script:gamma=high": "it must be a number.",
         "script:tau=2.0": "a cosine, from -1 to 1.",
     }.items():
@@ -158,39 +159,41 @@ def test_unknown_option(refused, photo):
     [
         ("tua=0.2", "did you mean 'tau'?"),
         ("tau=high", "a cosine from -1 to 1, or 'otsu' or 'quantile'"),
-        ("gamma=high", "--set gamma=high: it must be a number."),
+        ("gamma=high", "--method script:gamma=high: it must be a number."),
         ("tau=2", "from -1 to 1"),
         ("fusion=sum", "choose from 'released'"),
         ("fusion=3", "choose from 'released'"),
-        ("sign=up", "--set sign=up: it must be a whole number or none."),
+        ("sign=up", "--method script:sign=up: it must be a whole number or none."),
         ("sign=1.5", "it must be a whole number or none"),
         ("tau", "NAME=VALUE"),
-        ("keep=3", "use --keep"),
+        ("keep=many", "--method script:keep=many: pass a number of tokens (64)"),
     ],
 )
 def test_settings(refused, photo, setting, says):
-    assert says in refused("ask", photo, "what is it?", "--set", setting)
+    assert says in refused("ask", photo, "what is it?", "--method", f"script:{setting}")
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("visionzip", "--preset", "65"), "--preset 65: visionzip has no such preset; did you mean '64'?"),
-        (("visionzip", "--preset", "paper"), "choose from 192, 128, 64"),
-        (("random", "--preset", "64"), "--preset 64: random has no such preset; it has none."),
-        (("visionzip", "--preset", "64", "--keep", "8"), "--preset 64: contextual=10: must be less than the 8"),
-        (("visionzip", "--preset", "64", "--set", "contextual=64"), "--set contextual=64: must be less than the 64"),
-        (("visionzip", "--set", "contextual=99"), "--set contextual=99: must be less than the 64"),
-        (("trim", "--set", "adaptive=maybe"), "--set adaptive=maybe: it must be true or false."),
-        (("uniform_grid", "--set", "tau=1"), "--set tau=1: uniform_grid has no such setting; it has none."),
+        (("visionzip@65",), "--method visionzip@65: visionzip has no such preset; did you mean '64'?"),
+        (("visionzip@paper",), "choose from 192, 128, 64"),
+        (("random@64",), "--method random@64: random has no such preset; it has none."),
+        (("visionzip@64:keep=8",), "--method visionzip@64: contextual=10: must be less than the 8"),
+        (("visionzip@64:contextual=64",), "--method visionzip@64:contextual=64: must be less than the 64"),
+        (("visionzip:contextual=99",), "--method visionzip:contextual=99: must be less than the 64"),
+        (("trim:adaptive=maybe",), "--method trim:adaptive=maybe: it must be true or false."),
+        (("uniform_grid:tau=1",), "--method uniform_grid:tau=1: uniform_grid has no such setting; choose from keep."),
+        (("script,random",), "--method script,random: name one method; `vlprune compare` takes several."),
+        (("script,tau=0.2",), "--method script,tau=0.2: settings go behind a colon: script:NAME=VALUE."),
+        (("relevance_top_k:relevance=none",), "relevance_top_k ranks by relevance alone"),
         (("script+random",), "say what each of them is to keep, such as --keep 192+64."),
         (("script+random", "--keep", "64"), "say what each of them is to keep"),
-        (("script+random", "--per-tile", "64"), "say what each of them is to keep"),
+        (("script+fastv@64",), "say what each of them is to keep"),
         (("script+random", "--keep", "9+x"), "--keep x: pass a number"),
         (("script+random", "--keep", "9+8"), "the first method must choose before the LLM, and the second one inside"),
-        (("script+random", "--keep", "9+8", "--set", "sed=1"), "did you mean 'seed'?"),
+        (("script+random:sed=1", "--keep", "9+8"), "did you mean 'seed'?"),
         (("script+randon", "--keep", "9+8"), "did you mean 'random'?"),
-        (("script+random", "--keep", "9+8", "--preset", "64"), "--preset 64 goes with one method"),
         (("script", "--keep", "9+8"), "--keep 9+8: pass a number"),
     ],
 )
@@ -238,7 +241,7 @@ def test_unsupported_class(refused, photo, checkpoint, tmp_path):
 def test_unsupported_tower(refused, photo, checkpoint, tmp_path, monkeypatch):
     from vlprune.models import llava
 
-    monkeypatch.setattr(llava, "TOWERS", ("siglip_vision_model",))
+    monkeypatch.setattr(llava, "MAX_LEADING", -1)  # so that no tower's tokens can be laid out
     assert "'clip_vision_model' tower" in refused("ask", photo, "what?", "--model", checkpoint, "--keep", "4")
 
 
@@ -352,5 +355,13 @@ def test_devices(refused, photo):
 
 def test_clip(refused, photo, checkpoint, tmp_path):
     ask = ("ask", photo, "what is it?", "--model", checkpoint, "--keep", "4")
-    assert "relevance='clip' needs" in refused(*ask, "--set", "relevance=clip")
-    assert "--clip someone/clip" in refused(*ask, "--clip", "someone/clip")
+    assert "relevance='clip' needs" in refused(*ask, "--method", "script:relevance=clip")
+    assert "--dual-encoder someone/clip" in refused(*ask, "--dual-encoder", "someone/clip")
+    sentence = "--dual-encoder auto: no text twin is known of a clip_vision_model of width 24 with patches of 8 in 32"
+    assert sentence in refused(*ask, "--dual-encoder", "auto")
+
+
+def test_an_average_that_cannot_be_reached(refused, photo, checkpoint):
+    ask = ("ask", photo, "what is it?", "--model", checkpoint, "--method", "fastv", "--keep", "8/layer")
+    sentence = "--keep 8 tokens per layer on average: fastv cannot go below 8.5 for 16 tokens in an LLM of 2 layers."
+    assert sentence in refused(*ask)

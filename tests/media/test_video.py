@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.films import write_film
 from vlprune.media.image import ImageError
-from vlprune.media.video import read_clip
+from vlprune.media.video import read_clip, read_frames
 
 GREYS = [np.full((48, 64, 3), 4 * i, dtype=np.uint8) for i in range(60)]
 FORMATS = {"film.mp4": "libx264", "film.mov": "mpeg4", "film.mkv": "libx264", "film.webm": "libvpx-vp9"}
@@ -158,3 +158,38 @@ def test_without_pyav(film, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(ImageError, match=r"needs PyAV: pip install 'vlprune\[video\]'"):
         read_clip(film, 8)
+
+
+@pytest.fixture
+def folder_of_frames(film, tmp_path):
+    """The frames of the film as images, and a file that is none of them."""
+    from PIL import Image
+
+    for number, frame in enumerate(read_clip(film, 60).frames):
+        Image.fromarray(frame).save(tmp_path / f"{number:03}.png")
+    (tmp_path / "notes.txt").write_text("not a frame")
+    return tmp_path
+
+
+@pytest.mark.parametrize("count", [1, 7, 60, 100])
+def test_a_folder_of_frames_is_the_film(film, folder_of_frames, count):
+    of_file, of_folder = read_clip(film, count), read_frames(folder_of_frames, count)
+    assert (of_folder.numbers, of_folder.total) == (of_file.numbers, 60)
+    assert all(np.array_equal(a, b) for a, b in zip(of_file.frames, of_folder.frames))
+    assert of_folder.size == of_file.size == (64, 48)
+    assert of_folder.metadata["duration"] == 60  # a second each
+
+
+def test_folders_that_are_no_videos(folder_of_frames, tmp_path):
+    from PIL import Image
+
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ImageError, match=r"has no frames: images whose names end in \.png"):
+        read_frames(tmp_path / "empty", 8)
+    with pytest.raises(ImageError, match="there is no folder"):
+        read_frames(tmp_path / "none", 8)
+    with pytest.raises(ImageError, match="too large"):
+        read_frames(folder_of_frames, 8, max_pixels=64 * 48)
+    Image.new("RGB", (10, 10)).save(folder_of_frames / "030.png")
+    with pytest.raises(ImageError, match=r"frames of several sizes: '030\.png' is not as '000\.png'"):
+        read_frames(folder_of_frames, 60)

@@ -8,6 +8,7 @@ import torch
 
 from tests.support import tiny_llava as tiny
 from vlprune import Budget, attach
+from vlprune.errors import MethodError
 from vlprune.methods import InLLMMethod, Method, ScoreMethod
 from vlprune.methods.in_llm import CutResult
 from vlprune.types import Selection
@@ -137,16 +138,6 @@ def test_a_forgotten_needs_query(model, processor, single):
     assert pruner.last.after == 3
 
 
-def test_other_mistakes_of_a_method_are_left_as_they_are(model, single):
-    class Slips(Method):
-        name = "slips"
-
-        def select(self, view, query):
-            return view.no_such_field
-
-    assert "no_such_field" in refusal(model, single, Slips(keep=3), AttributeError)
-
-
 @pytest.mark.parametrize("scores", [torch.zeros(1, 4), torch.zeros(N), [1.0] * N], ids=["few", "flat", "list"])
 def test_scores_that_are_not_one_per_token(model, single, scores):
     ranks = type("Ranks", (ScoreMethod,), {"name": "ranks", "score": lambda self, view, query: scores})
@@ -177,3 +168,20 @@ def test_cuts_inside_the_llm(model, single, answer, sentence):
     said = refusal(model, single, Inside(keep=3), (TypeError, ValueError))
     assert said.startswith("method 'inside': ")
     assert said.endswith(sentence)
+
+
+def test_what_a_method_raises_is_the_cause(model, single):
+    """A method of this package is not in between: what it raises comes as it is."""
+
+    @dataclass(frozen=True)
+    class Failing(Mine):
+        def select(self, view, query):
+            raise KeyError("depth")
+
+    with attach(model, Failing(keep=3)), pytest.raises(MethodError) as error:
+        model.generate(**single, **GREEDY)
+    assert str(error.value) == "method 'mine' raised KeyError: 'depth'"
+    assert isinstance(error.value.__cause__, KeyError)
+    own = type("Own", (Failing,), {"__module__": "vlprune.methods.own"})
+    with attach(model, own(keep=3)), pytest.raises(KeyError):
+        model.generate(**single, **GREEDY)

@@ -1,5 +1,7 @@
 """Relevance in the space that a dual encoder's text and image share."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import SiglipConfig, SiglipModel
@@ -7,7 +9,8 @@ from transformers import SiglipConfig, SiglipModel
 from tests.support import llava_reference as reference
 from tests.support import tiny_llava as tiny
 from vlprune import Script, attach
-from vlprune.pruning.dual_encoder import DualEncoder, clip_text
+from vlprune.pruning import dual_encoder
+from vlprune.pruning.dual_encoder import DualEncoder, clip_text, load_text_half
 from vlprune.selection import relevance_scores, select_script
 
 KEEP = 9
@@ -172,16 +175,27 @@ def test_without_text_there_is_no_relevance(model, clip, processor, single):
         model.generate(**single, **GREEDY)
 
 
-def test_siglip(model, processor, single):
-    """No class token in the text, no projection of the image, and the plain sign."""
+def tiny_siglip(device):
     sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = {**sizes, "vocab_size": len(tiny.WORDS), "max_position_embeddings": 16, "projection_size": 24}
     config = SiglipConfig(text_config=text, vision_config={**sizes, "image_size": tiny.SIZE, "patch_size": tiny.PATCH})
-    siglip = SiglipModel(config).to(model.device).eval()
+    return SiglipModel(config).to(device).eval()
+
+
+def with_tower_of(encoder):
+    """A LLaVA of the tower's type and width, as far as a dual encoder looks at it."""
+    return SimpleNamespace(config=SimpleNamespace(vision_config=encoder.config.vision_config))
+
+
+def test_siglip(device, processor, single):
+    """No class token in the text, no projection of the image, and the plain sign."""
+    siglip = tiny_siglip(device)
+    model = tiny.llava(vision=siglip.config.vision_config, strategy="full").to(device)
     with attach(model, Script(keep=KEEP), processor=processor, dual_encoder=siglip) as pruner:
         model.generate(**single, **GREEDY)
     assert (pruner.last.source, pruner.last.sign) == ("clip", 1)
-    states = reference.encode(model, single["pixel_values"])[0][0]
+    with torch.no_grad():
+        states = model.model.vision_tower(single["pixel_values"], output_hidden_states=True).hidden_states[-2][0]
     words = processor.tokenizer("what color is the cat ?", add_special_tokens=False)["input_ids"]
     ids = torch.tensor([[*words, tiny.END, *[0] * (15 - len(words))]], device=model.device)
     with torch.no_grad():
@@ -189,3 +203,116 @@ def test_siglip(model, processor, single):
         text = siglip.get_text_features(ids).pooler_output
     expected = relevance_scores(image[None], text[None])[0]
     torch.testing.assert_close(pruner.last.relevance, expected, atol=1e-4, rtol=1e-4)
+
+
+# --- the mean over words ---
+
+
+@torch.no_grad()
+def mean_of_words(encoder, dual, text):
+    """(c,) the projected states of the words of a text, one chunk and one word at a time, in float64."""
+    siglip = dual.sign == 1
+    project = encoder.text_model.head if siglip else encoder.text_projection
+    rows = []
+    for chunk in dual.chunks(text):
+        ids = chunk + [0] * (16 - len(chunk)) if siglip else chunk
+        states = encoder.text_model(torch.tensor([ids], device=encoder.device)).last_hidden_state[0]
+        for i, token in enumerate(chunk):
+            if token not in (1, tiny.END):
+                rows.append(project(states[i]).double())
+    assert len(rows) == len(text.split())
+    return sum(rows) / len(rows)
+
+
+@pytest.mark.parametrize("positions", [77, 8])  # in one chunk, and in three
+def test_the_mean_over_words(model, device, processor, positions):
+    clip = tiny.clip(positions=positions).to(device)
+    dual = DualEncoder(clip, processor.tokenizer, model, "mean")
+    texts = ["what color is the big red cat in the image and is it like the other one", "cat"]
+    found = dual.text(texts)
+    for text, row in zip(texts, found):
+        torch.testing.assert_close(row[0].double(), mean_of_words(clip, dual, text), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(dual.text([text])[0], row, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, DualEncoder(clip, processor.tokenizer, model).text(texts), atol=1e-2)
+
+
+def test_the_mean_over_words_of_siglip(device, processor):
+    siglip = tiny_siglip(device)
+    dual = DualEncoder(siglip, processor.tokenizer, with_tower_of(siglip), "mean")
+    texts = ["what color is the cat ?", "is it like the other one in the image and is it red or blue or yellow ?"]
+    for text, row in zip(texts, dual.text(texts)):
+        torch.testing.assert_close(row[0].double(), mean_of_words(siglip, dual, text), atol=1e-5, rtol=1e-5)
+
+
+def test_a_method_may_ask_for_the_mean(model, clip, processor, single):
+    method = Script(keep=KEEP, pooling="mean")
+    with attach(model, method, processor=processor, dual_encoder=clip) as pruner:
+        model.generate(**single, **GREEDY)
+    image, _ = similarity(model, clip, processor, single["pixel_values"][0], "what color is the cat ?")
+    dual = DualEncoder(clip, processor.tokenizer, model)
+    text = mean_of_words(clip, dual, "what color is the cat ?").float()
+    expected = relevance_scores(image[None], text[None, None], sign=-1)[0]
+    torch.testing.assert_close(pruner.last.relevance, expected, atol=1e-4, rtol=1e-4)
+
+
+# --- the text half, by id or "auto" ---
+
+
+@pytest.fixture
+def twin(model, clip, processor, tmp_path, monkeypatch):
+    """The tiny CLIP in a folder, which stands for the published encoder of the tiny model's tower."""
+    clip.save_pretrained(tmp_path)
+    processor.tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(dual_encoder, "TEXT_TWINS", {("clip_vision_model", 24, 8, 48): str(tmp_path)})
+    return tmp_path
+
+
+def test_auto_is_the_encoder_of_the_models_tower(model, clip, processor, ragged, twin):
+    found = []
+    for given in (clip, "auto"):
+        with attach(model, Script(keep=KEEP), processor=processor, dual_encoder=given) as pruner:
+            out = model.generate(**ragged, **GREEDY)
+        assert {record.source for record in pruner.records} == {"clip"}
+        found.append([out.tolist(), *[(one.kept.tolist(), one.relevance.tolist()) for one in pruner.records]])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_no_weights_of_the_tower_are_loaded(clip, device, tmp_path, kind, caplog):
+    whole = {"clip": lambda: clip, "siglip": lambda: tiny_siglip(device)}[kind]()
+    whole.save_pretrained(tmp_path)
+    half = load_text_half(str(tmp_path), torch.float32)
+    weights = {name: value for name, value in whole.state_dict().items() if "position_ids" not in name}
+    left = {name for name in weights if not name.startswith("vision_model.")}
+    left |= {f"vision_model.post_layernorm.{part}" for part in ("weight", "bias")}
+    left |= {name for name in weights if "pre_layrnorm" in name}  # two vectors
+    assert set(half.state_dict()) == left
+    for name, value in half.state_dict().items():
+        assert torch.equal(value, weights[name].cpu())
+    states = torch.randn(1, 5, 24, device=device)
+    pairs = [DualEncoder(one.to(device), tiny.tokenizer(), with_tower_of(whole)) for one in (whole, half)]
+    assert torch.equal(*(dual.image(states) for dual in pairs))
+    assert torch.equal(*(dual.text(QUESTIONS) for dual in pairs))
+    assert "UNEXPECTED" not in caplog.text
+
+
+def test_a_tower_without_a_known_twin_is_refused(model, processor):
+    with pytest.raises(
+        ValueError, match=r"dual_encoder='auto': no text twin is known of a clip_vision_model of width 24"
+    ):
+        attach(model, Script(keep=KEEP), processor=processor, dual_encoder="auto")
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ("LlavaConfig", "openai/clip-vit-large-patch14-336"),
+        ("LlavaNextConfig", "openai/clip-vit-large-patch14-336"),
+        ("LlavaOnevisionConfig", "google/siglip-so400m-patch14-384"),
+    ],
+)
+def test_published_models_and_their_twins(config, place):
+    import transformers
+
+    found = dual_encoder.find_text_twin(SimpleNamespace(config=getattr(transformers, config)()))
+    assert found == place

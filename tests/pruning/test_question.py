@@ -7,7 +7,7 @@ import torch
 
 from tests.support import llava_reference as reference
 from tests.support import tiny_llava as tiny
-from vlprune import DppOnly, Script, attach
+from vlprune import CDPruner, DppOnly, FastV, Script, ScriptPlus, ScriptReleased, attach
 from vlprune.pruning.question import clean_question
 
 KEEP = 9
@@ -24,7 +24,7 @@ STRINGS = (
 
 
 def asked(model, processor, batch, **arguments):
-    with attach(model, Script(keep=KEEP), processor=processor, **arguments) as pruner:
+    with attach(model, Script(keep=KEEP, relevance="llm"), processor=processor, **arguments) as pruner:
         model.generate(**batch, **GREEDY)
     return [record.query for record in pruner.records]
 
@@ -74,6 +74,73 @@ def test_format_hints_are_cut(model, processor, device):
 )
 def test_cleaning(text, question):
     assert clean_question(text, ["<image>"]) == question
+
+
+def test_one_rule_for_all_sources(model, processor, clip, device):
+    """From the prompt or from query=, with or without hints: the same question and the same tokens."""
+    hints = "is it red ? Answer the question using a single word or phrase ."
+    batch = conversation(processor, device, [("user", hints, 1)])
+    kept = []
+    for encoder in (None, (clip, processor.tokenizer)):
+        for query in (None, hints, ["USER: is it red ?  Answer with a single word or phrase."], "is it red ?"):
+            with attach(model, Script(keep=KEEP), processor=processor, query=query, dual_encoder=encoder) as pruner:
+                model.generate(**batch, **GREEDY)
+            assert pruner.last.query == "is it red ?"
+            kept.append((encoder is None, pruner.last.kept.tolist()))
+    assert len(set(map(str, kept))) == 2
+
+
+def test_a_query_of_hints_alone_is_no_question(model, processor, single):
+    words = r"query='Answer yes or no': there is no question in it"
+    query = "Answer yes or no"
+    with attach(model, Script(keep=KEEP), processor=processor, query=query), pytest.raises(ValueError, match=words):
+        model.generate(**single, **GREEDY)
+
+
+def test_words_for_images_are_no_question(model, processor, single):
+    assert asked(model, processor, single, query="<image> is it red ?") == ["is it red ?"]
+
+
+@pytest.mark.parametrize("method", [Script, ScriptPlus, ScriptReleased, CDPruner])
+def test_without_the_question(model, processor, ragged, method):
+    """relevance="none": whatever is asked, the tokens are those of a method to which all are equally relevant."""
+    kept = []
+    for query in ("is it red ?", "where is the dog ?", None):
+        with attach(model, method(keep=KEEP, relevance="none"), processor=processor, query=query) as pruner:
+            model.generate(**ragged, **GREEDY)
+        assert {(record.source, record.query) for record in pruner.records} == {(None, None)}
+        kept.append([record.kept.tolist() for record in pruner.records])
+    assert kept == [kept[0]] * 3
+    if method is CDPruner:
+        with attach(model, DppOnly(keep=KEEP)) as pruner:
+            model.generate(**ragged, **GREEDY)
+        assert kept[0] == [record.kept.tolist() for record in pruner.records]
+
+
+def llm_warnings(model, method, **arguments):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attach(model, method, **arguments).detach()
+    return [(str(one.message), one.filename) for one in caught]
+
+
+def test_the_fallback_to_the_llm_is_said_once(model, processor, clip):
+    ((said, where),) = llm_warnings(model, Script(keep=KEEP), processor=processor)
+    assert "script compares question and tokens by the LLM's embeddings" in said
+    assert 'pass dual_encoder= ("auto"' in said
+    assert 'relevance="none"' in said
+    assert where == __file__
+    for quiet in (Script(relevance="llm"), Script(relevance="none"), DppOnly(), DppOnly() + FastV()):
+        assert llm_warnings(model, quiet, processor=processor) == []
+    assert llm_warnings(model, Script(), processor=processor, dual_encoder=clip) == []
+    assert len(llm_warnings(model, Script() + FastV(), processor=processor)) == 1
+
+
+def test_no_advice_where_there_is_no_text_twin(model, processor, monkeypatch):
+    monkeypatch.setattr("vlprune.models.llava.Llava.has_dual_encoder", False)
+    ((said, _),) = llm_warnings(model, Script(keep=KEEP), processor=processor)
+    assert "dual_encoder=" not in said
+    assert 'relevance="none"' in said
 
 
 @pytest.mark.parametrize("template", [CHATML, STRINGS])

@@ -34,6 +34,20 @@ def test_a_long_title_stays_within_the_picture(tmp_path):
         assert save(tmp_path / "long.png", title) == []
 
 
+def test_the_answer_is_never_cut():
+    """However long the question is, and however long the answer."""
+    question = "is the thing beside the circle " * 40 + "red?"
+    short, long = "yes, it is", "no, it is blue as the sky " * 12
+    for asked in (question, "颜色是什么" * 60, "word" * 80):
+        for answer in (short, long.strip()):
+            title = fit_title(f"{asked} → {answer}", 6.0, 11)
+            assert title.replace("\n", " ").endswith(f" → {answer}")
+            assert " ... " in title.replace("\n", " ")
+            assert title[:10] == asked[:10]
+            assert (title.count("\n") == TITLE_LINES - 1) == (answer == short)
+    assert fit_title(f"{question} → yes", 6.0, 11).replace("\n", " ").endswith("red? → yes")
+
+
 def test_wide_characters_take_twice_the_room():
     assert len(fit_title("颜" * 90, 5.0, 11).splitlines()[0]) == len(fit_title("a" * 90, 5.0, 11).splitlines()[0]) // 2
 

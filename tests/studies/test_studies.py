@@ -14,6 +14,17 @@ from vlprune.evaluation.stats import mcnemar
 from vlprune.studies import STUDIES, get_study
 
 
+def check_coverage(data):
+    scores = data["scores"]
+    assert {cell.rpartition("@")[2] for cell in scores} == {"192", "128", "64", "32", "16"}
+    for keep in (192, 16):
+        lines = read_lines("run", f"random@{keep}")
+        seen = [value for line in lines for value in line["all"]]
+        assert scores[f"random@{keep}"]["all"]["mean"] == pytest.approx(np.mean(seen), abs=1e-3)
+    assert scores["relevance_top_k@16"]["asked"]["mean"] > scores["relevance_top_k, wrong question@16"]["asked"]["mean"]
+    assert data["auc"]["relevance"]["all"]["mean"] > 0.6 > data["auc"]["relevance to a wrong question"]["all"]["mean"]
+
+
 def check_graph(data):
     (found,) = data.values()
     assert found["exhaustive"]["iou"] == found["script exhaustive"]["iou"] == 1
@@ -33,7 +44,9 @@ def check_redundancy(data):
 
 
 def check_ablation(data):
-    assert len(data["scores"]) == 1 + 2 * 8
+    assert len(data["scores"]) == 1 + 2 * 9
+    plain, root = data["scores"]["GSP + DPP@16"], data["scores"]["GSP + QCRS + DPP, kernel L@16"]
+    assert plain["entering"] == root["entering"] == 16
     assert data["scores"]["GSP + QCRS + DPP@16"]["entering"] == 16
 
 
@@ -53,7 +66,7 @@ def check_overlap(data):
 
 def check_significance(data):
     found = data["32"]
-    assert set(found) == {"script", "random", "dpp_only", "script, the paper's text"}
+    assert set(found) == {"script", "random", "dpp_only"}
     right = {name: {line["q"]: line["right"] for line in read_lines("run", f"{name}@32")} for name in found}
     assert {q // 100_000 for q in right["script"]} == {0, 1, 2, 3}
     for name, one in found.items():
@@ -69,10 +82,19 @@ def check_thresholds(data):
         values = [one[column] for one in data.values()]
         assert values == sorted(values, reverse=True)
     assert data["0.1"]["redundant"] > data["0.9"]["redundant"]
+    assert data["0.9"]["tower"] != {name: value for name, value in data["0.9"].items() if name != "tower"}
+
+
+def check_envelope(data):
+    assert list(data) == ["random", "neighbours", "greedy"]
+    assert all(one["largest_excess"] < 1e-9 for one in data.values())
+    assert data["greedy"]["determinant"] > data["random"]["determinant"] > data["neighbours"]["determinant"]
+    assert data["greedy"]["sets"] == 2
 
 
 def check_preferences(data):
-    assert len(data["agreement"]) == 6
+    assert len(data["agreement"]) == 15
+    assert set(data["on_target"]) == {"attention", "relevance", "redundancy", "divergence", "qcsp", "script"}
     assert data["on_target"]["relevance"][0] > data["on_target"]["relevance"][2]  # better than chance
 
 
@@ -120,7 +142,8 @@ def test_small(program, name):
     found = json.loads(Path("run/result.json").read_text())
     globals()[f"check_{name}"](found["data"])
     text = Path("run/result.md").read_text()
-    asked = "2 images" if name in ("redundancy", "thresholds") else f"{count * 4 ** (name == 'significance')} questions"
+    of_images = get_study(name).NEEDS in ("images", "photographs")
+    asked = "2 images" if of_images else f"{count * 4 ** (name == 'significance')} questions"
     notice = f"A small run: {asked}" + " of each kind" * ("questions" in asked) + "; for a look, not for a claim."
     assert found["notice"] == notice
     assert out.startswith(notice + "\n")
@@ -128,7 +151,7 @@ def test_small(program, name):
     cells = [cell for table in found["tables"] for row in table["rows"] for cell in row]
     intervals = [ends.split(", ") for cell in cells for ends in re.findall(r"\[(.+)\]", cell)]
     assert [ends for ends in intervals if ends[0] == ends[1]] == []
-    assert bool(intervals) == (name not in ("redundancy", "thresholds", "preferences"))
+    assert bool(intervals) == (get_study(name).NEEDS != "images" and name != "preferences")
     for table in found["tables"]:
         assert table["title"] in out
         assert table["rows"]
@@ -142,7 +165,7 @@ def test_small(program, name):
 def test_every_study_has_what_a_study_has():
     for name in STUDIES:
         study = get_study(name)
-        assert study.NEEDS in ("images", "answers", "scenes")
+        assert study.NEEDS in ("images", "answers", "scenes", "boxes", "photographs")
         assert study.QUESTIONS[0] > study.QUESTIONS[1] >= 5  # enough to say something
         assert bool(study.KEEP) == (study.NEEDS != "images")
         assert callable(study.study)
@@ -153,9 +176,12 @@ def test_every_study_has_what_a_study_has():
 def test_refusals(program, tmp_path):
     code, _, err = program("study", "grpah")
     assert (code, err) == (2, "vlprune: study grpah: no such study; did you mean 'graph'?\n")
-    code, _, err = program("study", "errors", "--data", write_questions(tmp_path))
+    code, _, err = program("study", "adaptive", "--data", write_questions(tmp_path))
     assert code == 2
     assert "pocket world" in err
+    code, _, err = program("study", "errors", "--data", write_questions(tmp_path))
+    assert code == 2
+    assert "line 1: it needs 'boxes', around what is asked about, in pixels: [[left, top, right, bottom], ...]" in err
     code, _, err = program("study", "significance", "--data", write_questions(tmp_path))
     assert code == 2
     assert "40 at least" in err
@@ -166,6 +192,7 @@ def test_refusals(program, tmp_path):
     [
         ("redundancy", []),
         ("thresholds", []),
+        ("envelope", []),
         ("ablation", ["--keep", 4]),
         ("graph", ["--keep", 4]),
         ("overlap", ["--keep", "8,4"]),

@@ -109,6 +109,6 @@ if __name__ == "__main__":
         ask = ("ask", clip, QUESTION, "--model", folder / name, "--frames", 4, "--max-new-tokens", 3)
         said[name] = [
             asked(*ask, "--keep", 3, "--json"),
-            asked(*ask, "--per-frame", 2, "--show", folder / f"{name}.png"),
+            asked(*ask, "--keep", "2/frame", "--show", folder / f"{name}.png"),
         ]
     print(json.dumps(said))

@@ -19,9 +19,11 @@ from vlprune.cli.demo import demo
 from vlprune.cli.evaluate import evaluate
 from vlprune.cli.lists import methods, models
 from vlprune.cli.report import report
+from vlprune.cli.reproduce import reproduce
 from vlprune.cli.scene import scene
+from vlprune.cli.studio import studio
 from vlprune.cli.study import study
-from vlprune.errors import UserError
+from vlprune.errors import MethodError, UserError
 
 app = typer.Typer(
     name="vlprune",
@@ -32,10 +34,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (ask, compare, demo, scene, methods, models, bench):
+for command in (ask, compare, demo, scene, studio, methods, models, bench):
     app.command()(command)
 app.command("eval")(evaluate)
 app.command()(study)
+app.command()(reproduce)
 app.command()(report)
 
 # typer brings its own copy of click in newer versions, so click's errors are reached through typer's
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             warnings.showwarning = print_own
             code = app(args=given, prog_name="vlprune", standalone_mode=False)
             sys.stdout.flush()
-    except UserError as error:
+    except (UserError, MethodError) as error:
         sentence, code = str(error), 2
     except UsageError as error:
         sentence, code = explain_usage_error(error), 2

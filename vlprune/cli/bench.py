@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from vlprune.budget import Budget
 from vlprune.cli.files import check_output_path, write_text
-from vlprune.cli.options import DEFAULT_KEEP, AsJson, Force, Wide, parse_method, split_list
+from vlprune.cli.options import (
+    DEFAULT_KEEP,
+    KEEPS_HELP,
+    METHODS_HELP,
+    AsJson,
+    Device,
+    EncoderName,
+    Force,
+    Wide,
+    parse_methods,
+    split_list,
+)
 from vlprune.cli.terminal import Steps, console, show_steps
 from vlprune.errors import UserError
 from vlprune.evaluation.load_model import load_model, pick_device
@@ -20,16 +30,21 @@ from vlprune.evaluation.one_question import prepare_inputs
 if TYPE_CHECKING:
     from vlprune.measure.efficiency import EfficiencyReport
     from vlprune.methods import Method
+    from vlprune.studies.efficiency import PaperEfficiency
 
 #: The names in `vlprune.measure.architectures`, which takes too long to load for a help text.
 ARCHITECTURE_NAMES = (
     "llava-1.5-7b",
+    "llava-1.5-13b",
     "llava-next-7b",
+    "llava-next-13b",
     "llava-onevision-7b",
     "llava-video-7b",
     "internvl3-8b",
     "qwen2.5-vl-7b",
 )
+#: Those of them that `vlprune.studies.efficiency` measures.
+PAPER_NAMES = ARCHITECTURE_NAMES[:4]
 QUESTION = "what is to be seen in this image?"
 
 
@@ -44,10 +59,8 @@ def bench(
             help=f"Build a published architecture without its checkpoint: {', '.join(ARCHITECTURE_NAMES)}.",
         ),
     ] = False,
-    methods: Annotated[str, typer.Option(help="Methods, with commas: see `vlprune methods`.")] = "script",
-    keep: Annotated[str | None, typer.Option(help="Numbers of tokens or ratios, with commas; 64 if not said.")] = None,
-    per_tile: Annotated[int | None, typer.Option(min=1, help="Also: tokens to keep of each tile.")] = None,
-    per_frame: Annotated[int | None, typer.Option(min=1, help="Also: tokens to keep of each frame.")] = None,
+    names: Annotated[str, typer.Option("--methods", metavar="A,B,...", help=METHODS_HELP)] = "script",
+    keep: Annotated[str, typer.Option(help=KEEPS_HELP)] = str(DEFAULT_KEEP),
     text: Annotated[int, typer.Option(min=2, help="Words around the image, with --random-weights.")] = 64,
     new: Annotated[int, typer.Option(min=1, help="New tokens.")] = 32,
     batch: Annotated[int, typer.Option(min=1, help="Rows, with --random-weights.")] = 1,
@@ -56,10 +69,19 @@ def bench(
     ] = False,
     compiled: Annotated[bool, typer.Option("--compile", help="The same, its layers compiled first.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often each row is timed.")] = 10,
-    clip: Annotated[
-        str | None, typer.Option(help="A CLIP or SigLIP that the model was built on, for relevance.")
+    dual_encoder: EncoderName = None,
+    paper: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The paper's efficiency table instead, its methods and figures beside ours, for a model of random "
+            f"weights on a GPU: {', '.join(PAPER_NAMES)}.",
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; a GPU where there is one.")] = "auto",
+    accuracy: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="With --paper: the folder of a finished `vlprune eval`.")
+    ] = None,
+    device: Device = "auto",
     out: Annotated[
         list[Path] | None,
         typer.Option(help="Write all figures to a file (.json), or the table (.md); may be repeated."),
@@ -74,39 +96,46 @@ def bench(
     for path in out or ():
         if path.suffix not in (".json", ".md"):
             raise UserError(f"--out {path}: its name must end in .json or .md.")
-        check_output_path(path, model, clip, force=force)
+        check_output_path(path, model, dual_encoder, force=force)
+    if accuracy is not None and paper is None:
+        raise UserError(f"--accuracy {accuracy} goes with --paper.")
+    if paper is not None:
+        told = (model, random_weights, names, keep, batch, dual_encoder)
+        _check_paper(paper, alone=told == ("pocket", False, "script", str(DEFAULT_KEEP), 1, None))
     if random_weights and model not in ARCHITECTURE_NAMES:
         raise UserError(
             f"--random-weights --model {model}: no such architecture; choose from {', '.join(ARCHITECTURE_NAMES)}."
         )
     options = {"cuda_graphs": "compile" if compiled else cuda_graphs, "new_tokens": new, "repeats": repeats}
-    with show_steps(f"loading {model}", quiet=as_json) as steps:
-        chosen = parse_methods(methods, keep, per_tile, per_frame)
-        try:
-            subject = _random_model(model, text, batch, device) if random_weights else _real_model(model, clip, device)
-            report = _measure(model, subject, chosen, options, steps)
-        except UnsupportedModel as error:
-            raise UserError(f"--model {model}: {error}") from error
+    report: EfficiencyReport | PaperEfficiency
+    with show_steps(f"loading {paper or model}", quiet=as_json) as steps:
+        if paper is not None:
+            report = _measure_paper(paper, text, accuracy, device, options, steps)
+        else:
+            listed = parse_methods(names, split_list(keep) or [keep])
+            chosen = {f"{name}, keep={said}": one for name, by_keep in listed.items() for said, one in by_keep.items()}
+            try:
+                if random_weights:
+                    subject = _random_model(model, text, batch, device)
+                else:
+                    subject = _real_model(model, dual_encoder, device)
+                report = _measure(model, subject, chosen, options, steps)
+            except UnsupportedModel as error:
+                raise UserError(f"--model {model}: {error}") from error
+    _show(report, out or [], wide, as_json)
+
+
+def _show(report: EfficiencyReport | PaperEfficiency, out: list[Path], wide: bool, as_json: bool) -> None:
+    """Write the report's files, and print its table, or all of it as JSON."""
     figures = json.dumps(report.to_json(), indent=1) + "\n"
-    for path in out or ():
+    for path in out:
         write_text(path, figures if path.suffix == ".json" else report.to_markdown())
     if as_json:
         print(figures, end="")
         return
     console().print(report.to_table(wide=wide))
-    for path in out or ():
+    for path in out:
         print(f"wrote {path}")
-
-
-def parse_methods(names: str, keep: str | None, per_tile: int | None, per_frame: int | None) -> list[Method]:
-    """Every method with every budget."""
-    budgets: list[str | Budget] = [*split_list(keep or "")]
-    if per_tile is not None or per_frame is not None:
-        budgets.append(Budget(per_tile=per_tile, per_frame=per_frame))
-    wanted = split_list(names)
-    if not wanted:
-        raise UserError(f"--methods {names}: name at least one.")
-    return [parse_method(name, budget, listed=True) for name in wanted for budget in budgets or [str(DEFAULT_KEEP)]]
 
 
 class _Subject(NamedTuple):
@@ -126,9 +155,9 @@ def _random_model(name: str, text: int, batch: int, device: str) -> _Subject:
     return _Subject(model, one.inputs(model, text, batch), {})
 
 
-def _real_model(name: str, clip: str | None, device: str) -> _Subject:
+def _real_model(name: str, dual_encoder: str | None, device: str) -> _Subject:
     """A model with its processor, and a question about one image."""
-    loaded = load_model(name, clip, device)
+    loaded = load_model(name, dual_encoder, device)
     question, image = QUESTION, _noise()
     if name == "pocket":
         from vlprune import pocket
@@ -150,7 +179,7 @@ def _noise(size: int = 672) -> Any:
 
 
 def _measure(
-    name: str, subject: _Subject, methods: Sequence[Method], options: dict[str, Any], steps: Steps
+    name: str, subject: _Subject, methods: Mapping[str, Method], options: dict[str, Any], steps: Steps
 ) -> EfficiencyReport:
     """The report of all methods; `steps` show how far it has come."""
     from vlprune.measure.efficiency import count_generate_calls, measure_efficiency
@@ -161,3 +190,27 @@ def _measure(
         return measure_efficiency(model, inputs, methods, name=name, tick=steps.advance, **options, **attaching)
     except ValueError as error:  # a budget or setting that does not go with this model
         raise UserError(f"--methods: {error}") from error
+
+
+def _check_paper(name: str, alone: bool) -> None:
+    """Refuse a model that the table is not for, and options that it does not take."""
+    if name not in PAPER_NAMES:
+        raise UserError(f"--paper {name}: choose from {', '.join(PAPER_NAMES)}.")
+    if not alone:
+        raise UserError(
+            f"--paper {name} has its own model, methods and budgets: leave out --model, --random-weights, --methods, "
+            "--keep, --batch and --dual-encoder."
+        )
+
+
+def _measure_paper(
+    name: str, text: int, accuracy: Path | None, device: str, options: dict[str, Any], steps: Steps
+) -> PaperEfficiency:
+    """The paper's table for one model; `steps` show how far it has come."""
+    from vlprune.studies.efficiency import count_calls, measure_paper_table, read_accuracy
+
+    found = read_accuracy(accuracy, name) if accuracy is not None else None
+    steps.begin(f"measuring {name}", total=count_calls(name, options["repeats"]))
+    return measure_paper_table(
+        name, device=str(pick_device(device)), text=text, accuracy=found, tick=steps.advance, **options
+    )

@@ -10,10 +10,10 @@ import typer
 
 from vlprune.cli.files import check_picture_path, read_image, write_picture
 from vlprune.cli.options import (
-    DEFAULT_KEEP,
+    METHODS_HELP,
     AsJson,
-    ClipName,
     Device,
+    EncoderName,
     Force,
     Keep,
     MaxNewTokens,
@@ -21,12 +21,10 @@ from vlprune.cli.options import (
     Question,
     Wide,
     check_question,
-    parse_keep,
-    parse_method,
-    split_list,
+    format_keep,
+    parse_methods,
 )
 from vlprune.cli.terminal import console, show_steps
-from vlprune.errors import UserError
 from vlprune.evaluation.load_model import load_model
 from vlprune.evaluation.one_question import picture_backgrounds, prepare_inputs, warn_of_limits
 
@@ -35,11 +33,9 @@ def compare(
     path: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image (PNG, JPEG, WebP, GIF, ...).")],
     question: Question,
     model: ModelName = "pocket",
-    keep: Keep = str(DEFAULT_KEEP),
-    names: Annotated[
-        str | None, typer.Option("--methods", metavar="A,B,...", help="Which methods; all of them if not said.")
-    ] = None,
-    clip: ClipName = None,
+    names: Annotated[str, typer.Option("--methods", metavar="A,B,...", help=METHODS_HELP)] = "all",
+    keep: Keep = None,
+    dual_encoder: EncoderName = None,
     show: Annotated[Path, typer.Option(help="Where the picture of what each method keeps goes.")] = Path(
         "vlprune-compare.png"
     ),
@@ -56,17 +52,14 @@ def compare(
     method that cannot run on the model is listed with the reason.
     """
     check_question(question)
-    if names is not None and not split_list(names):
-        raise UserError("--methods is empty: name some, with commas between, or leave it out for all.")
-    target = check_picture_path(show, path, model, clip, force=force)
+    target = check_picture_path(show, path, model, dual_encoder, force=force)
     image = read_image(path)
     with show_steps(f"loading {model}", quiet=as_json) as steps:
         from vlprune.evaluation.compare import compare_methods
-        from vlprune.methods import list_methods
 
-        wanted = list_methods() if names is None else split_list(names)
-        methods = [parse_method(name, keep, listed=True) for name in dict.fromkeys(wanted)]
-        loaded = load_model(model, clip, device)
+        listed = parse_methods(names, None if keep is None else [keep])
+        methods = {name: method for name, by_keep in listed.items() for method in by_keep.values()}
+        loaded = load_model(model, dual_encoder, device)
         inputs = prepare_inputs(loaded, image, question)
         steps.begin("answering", total=1 + len(methods))
         options = {"repeats": repeats, "max_new_tokens": max_new_tokens}
@@ -80,9 +73,9 @@ def compare(
     assert plain.cost is not None
     vision = plain.cost.latency.vision
     if as_json:
-        said = keep if "+" in keep else parse_keep(keep)
-        found = {"question": question, "model": model, "keep": said, "vision_seconds": vision, "all": plain.to_json()}
-        print(json.dumps({**found, "methods": {result.name: result.to_json() for result in others}}, indent=2))
+        found = {"question": question, "model": model, "vision_seconds": vision, "all": plain.to_json()}
+        told = {one.name: {"keep": format_keep(methods[one.name]), **one.to_json()} for one in others}
+        print(json.dumps({**found, "methods": told}, indent=2))
         return
     from vlprune.cli.tables import compare_table
 

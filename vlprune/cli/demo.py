@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vlprune.cli.files import check_picture_path, write_picture
-from vlprune.cli.options import DEFAULT_KEEP, AsJson, Device, Force, Keep, MethodName, Settings, Wide, parse_method
+from vlprune.cli.options import AsJson, Device, Force, Keep, MethodName, Wide, format_keep, parse_method
 from vlprune.cli.terminal import console, show_steps
 from vlprune.evaluation.load_model import load_model
 
@@ -24,8 +24,7 @@ def demo(
         ),
     ] = None,
     method: MethodName = "script",
-    keep: Keep = str(DEFAULT_KEEP),
-    settings: Settings = None,
+    keep: Keep = None,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("vlprune-demo.png"),
     force: Force = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often each question is timed; the medians count.")] = 1,
@@ -40,15 +39,19 @@ def demo(
     """
     target = check_picture_path(out, force=force)
     with show_steps("loading pocket, the small model that comes with vlprune", quiet=as_json) as steps:
+        import torch
+
         from vlprune.evaluation.demo import DEMO_SCENE, run_demo
 
-        chosen = parse_method(method, keep, settings)
+        torch.set_num_threads(1)  # two took ten times as long where other programs kept the cores busy
+
+        chosen = parse_method(method, keep)
         loaded = load_model("pocket", None, device)
         result = run_demo(loaded, chosen, DEMO_SCENE if scene is None else scene, repeats, tick=steps.begin)
         steps.begin("drawing")
         write_picture(target, **result.picture())
     if as_json:
-        found = {"scene": result.scene.name, "method": chosen.name, "keep": keep if "+" in method else chosen.keep}
+        found = {"scene": result.scene.name, "method": method, "keep": format_keep(chosen)}
         print(json.dumps({**found, "questions": [answer.to_json() for answer in result.answers]}, indent=2))
         return
     from vlprune.cli.tables import answer_table, cost_table, median_costs

@@ -6,12 +6,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlprune.cli.options import AsJson, ClipName, Device, MaxNewTokens, ModelName, parse_keep, parse_method, split_list
+from vlprune.cli.options import (
+    KEEPS_HELP,
+    METHODS_HELP,
+    AsJson,
+    Device,
+    EncoderName,
+    MaxNewTokens,
+    ModelName,
+    parse_keep,
+    parse_methods,
+    split_methods,
+)
 from vlprune.cli.runs import (
     Batch,
     Data,
+    Frames,
     Match,
     Out,
+    Resolution,
     RunOptions,
     Seed,
     Split,
@@ -20,7 +33,6 @@ from vlprune.cli.runs import (
     write_result,
 )
 from vlprune.cli.terminal import show_steps
-from vlprune.errors import UserError
 
 if TYPE_CHECKING:
     from vlprune.methods import Method
@@ -31,18 +43,23 @@ DEFAULT_BUDGETS = "192,128,64,32,16"
 def evaluate(
     model: ModelName = "pocket",
     names: Annotated[
-        str, typer.Option("--methods", metavar="A,B,...", help="all, or some; settings go behind: script:tau=0.2:rho=1")
+        str,
+        typer.Option(
+            "--methods", metavar="A,B,...", help=f"{METHODS_HELP} oracle, which is in all, knows where to look."
+        ),
     ] = "all",
-    keep: Annotated[str, typer.Option(help="Budgets: numbers of tokens, or ratios.")] = DEFAULT_BUDGETS,
+    keep: Annotated[str, typer.Option(help=KEEPS_HELP)] = DEFAULT_BUDGETS,
     split: Split = "test",
     questions: Annotated[int, typer.Option(min=1, help="Drawn questions of each kind.")] = 600,
     data: Data = None,
     match: Match = "exact",
     seed: Seed = 0,
-    clip: ClipName = None,
+    dual_encoder: EncoderName = None,
     max_new_tokens: MaxNewTokens = 16,
     device: Device = "auto",
     batch: Batch = None,
+    frames: Frames = None,
+    resolution: Resolution = None,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -51,37 +68,31 @@ def evaluate(
     Asks every question with all tokens and by every method at every budget, and the oracle, which knows where to look.
     A run that was stopped goes on where it was when started again.
     """
-    options = RunOptions(model, data, split, questions, match, seed, clip, max_new_tokens, device, batch, out)
+    asking = (model, data, split, questions, match, seed, dual_encoder, max_new_tokens, device, batch, out)
+    options = RunOptions(*asking, frames=frames, resolution=resolution)
     with show_steps(f"loading {model}", quiet=as_json) as steps:
-        methods = parse_methods(names, keep)
-        if data is None and "oracle" not in methods and names == "all":
-            methods["oracle"] = _oracles(keep)
+        methods = parse_with_oracle(names, parse_budgets(keep))
+        if data is None and names == "all":
+            methods["oracle"] = _oracles(parse_budgets(keep))
         evaluation = open_evaluation("eval", options, steps, asked={"methods": names, "keep": keep})
         from vlprune.evaluation.accuracy import evaluate_methods
+        from vlprune.studies.beside_paper import beside_paper, describe_run
 
         result = evaluate_methods(evaluation, methods)
+        result.tables += beside_paper("eval", result.data, describe_run(evaluation))
     write_result(result, evaluation.run_folder.path, as_json)
 
 
-def parse_methods(names: str, keep: str) -> dict[str, dict[str, Method]]:
-    """ "script:tau=0.2,random" and "64,16" as methods by name and budget."""
-    from vlprune.methods import list_methods
-
-    wanted = [*list_methods(), "script:fusion=supplement"] if names == "all" else split_list(names)
-    if not wanted:
-        raise UserError("--methods is empty: name some, with commas between, or say all.")
+def parse_with_oracle(names: str, keeps: list[str]) -> dict[str, dict[str, Method]]:
+    """What --methods lists, by name and then by budget; "oracle" may be among them."""
     methods: dict[str, dict[str, Method]] = {}
-    for spec in wanted:
-        name, *pairs = spec.split(":")
-        if name == "oracle" and not pairs:
-            methods[spec] = _oracles(keep)
-        else:
-            methods[spec] = {budget: parse_method(name, budget, pairs, listed=True) for budget in parse_budgets(keep)}
+    for spec in split_methods(names) or [""]:
+        methods |= {"oracle": _oracles(keeps)} if spec == "oracle" else parse_methods(spec, keeps)
     return methods
 
 
-def _oracles(keep: str) -> dict[str, Method]:
+def _oracles(keeps: list[str]) -> dict[str, Method]:
     """The oracle at each budget."""
     from vlprune.evaluation.reference_methods import Oracle
 
-    return {budget: Oracle(keep=parse_keep(budget)) for budget in parse_budgets(keep)}
+    return {keep: Oracle(keep=parse_keep(keep)) for keep in keeps}

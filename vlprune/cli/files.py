@@ -60,8 +60,10 @@ def read_video(path: Path, frames: int, steps: Steps) -> Clip:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text to a file."""
+    from vlprune.media import outputs
+
     try:
-        path.write_text(text, encoding="utf-8")
+        outputs.write_text(path, text)
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be written ({error.strerror or error}).") from error
 

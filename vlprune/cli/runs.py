@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +17,10 @@ from vlprune.evaluation.load_model import load_model
 
 if TYPE_CHECKING:
     from vlprune.evaluation.answers import Evaluation
+    from vlprune.evaluation.coverage import CoverageRun
     from vlprune.evaluation.questions import ImageQuestion
     from vlprune.evaluation.result import StudyResult
+    from vlprune.methods import Method
 
 SPLITS = ("validation", "test")
 
@@ -26,15 +28,30 @@ Split = Annotated[str, typer.Option(help="Scenes of the pocket world: validation
 Data = Annotated[
     Path | None,
     typer.Option(
-        help='In place of drawn scenes: a JSONL file of {"image", "question", "answer"}, paths relative to it; '
-        "a folder of images for studies that need no answers."
+        help='In place of drawn scenes: a JSONL file of {"image" or "video", "question", "answer"}, paths relative to '
+        "it; a folder of images for studies that need no answers."
     ),
 ]
 Match = Annotated[
     str, typer.Option(help="With --data, an answer is right if it is the true one (exact) or has it in it (contains).")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="For what is drawn at random.")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Questions asked at once; 32, or 256 on a GPU, if not said.")]
+Batch = Annotated[
+    int | None,
+    typer.Option(min=1, help="Questions asked at once; 32, or 256 on a GPU, or 1 about videos, if not said."),
+]
+Frames = Annotated[
+    int | None, typer.Option("--frames", min=1, help="Frames to show of each video of --data; 16 if not said.")
+]
+Resolution = Annotated[
+    int | None,
+    typer.Option(
+        "--resolution",
+        min=1,
+        help="Resize every image to a square of so many pixels, as the paper does for LLaVA-NeXT (672) and InternVL3 "
+        "(896); for models that see images at their own size or in tiles.",
+    ),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -54,11 +71,13 @@ class RunOptions:
     questions: int
     match: str
     seed: int
-    clip: str | None
+    dual_encoder: str | None
     max_new_tokens: int
     device: str
     batch: int | None
     out: Path | None
+    frames: int | None = None
+    resolution: int | None = None
 
     def check(self) -> None:
         """Refuse what is none of the choices, and a model of another world without questions for it."""
@@ -75,27 +94,43 @@ class RunOptions:
 
     def settings(self) -> dict[str, Any]:
         """The options that answers depend on, as the run's folder keeps them."""
-        settings: dict[str, Any] = {"model": self.model, "seed": self.seed, "clip": self.clip}
+        settings: dict[str, Any] = {"model": self.model, "seed": self.seed, "dual_encoder": self.dual_encoder}
+        settings |= {} if self.frames is None else {"frames": self.frames}
+        settings |= {} if self.resolution is None else {"resolution": self.resolution}
         if self.data is None:
             return settings | {"split": self.split, "questions": self.questions}
         data = {"data": str(self.data), "digest": _digest(self.data)}
         return settings | data | {"match": self.match, "max_new_tokens": self.max_new_tokens}
 
-    def read_questions(self, need_answers: bool) -> list[ImageQuestion]:
-        """The questions of the file or folder, or drawn ones."""
-        from vlprune.evaluation.questions import pocket_questions, read_questions
+    def read_questions(self, need_answers: bool, need_boxes: bool) -> list[ImageQuestion]:
+        """The questions of the file or folder, or drawn ones; refuses options that do not go with them."""
+        from vlprune.evaluation.questions import DEFAULT_FRAMES, pocket_questions, read_questions
 
         if self.data is None:
-            return pocket_questions(self.split, self.questions)
-        return read_questions(self.data, need_answers)
+            found = pocket_questions(self.split, self.questions)
+        else:
+            frames = self.frames or DEFAULT_FRAMES
+            found = read_questions(self.data, need_answers, need_boxes=need_boxes, frames=frames)
+        videos = any(question.frames for question in found)
+        if self.frames is not None and not videos:
+            raise UserError(f"--frames {self.frames}: it is for videos, and there is none to ask about.")
+        if self.resolution is not None and videos:
+            raise UserError(f"--resolution {self.resolution}: it is for images, and {self.data} has videos.")
+        return [replace(question, resolution=self.resolution) for question in found]
 
 
 def _digest(path: Path) -> str:
     """A short name for what a file holds, or for the names of a folder's files."""
+    if path.is_file():
+        return _digest_text([path.read_bytes().decode("utf-8", "surrogateescape")])
+    return _digest_text(sorted(p.name for p in path.glob("*")))
+
+
+def _digest_text(lines: list[str]) -> str:
+    """A short name for some lines of text."""
     import hashlib
 
-    text = path.read_bytes() if path.is_file() else "\n".join(sorted(p.name for p in path.glob("*"))).encode()
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
+    return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 def open_evaluation(
@@ -104,24 +139,31 @@ def open_evaluation(
     steps: Steps,
     *,
     need_answers: bool = True,
+    need_boxes: bool = False,
     keep: tuple[int | float, ...] = (),
     small: bool | None = None,
     asked: Mapping[str, Any] | None = None,
+    methods: Mapping[str, Mapping[str, Method]] | None = None,
 ) -> Evaluation:
     """The model, questions and run folder of a command; `steps` show how far it has come.
 
-    `keep` and `small` are a study's; `asked` are options that may change when the run goes on.
+    `keep`, `small` and `methods` are a study's; `asked` are options that may change when the run goes on.
     """
+    from vlprune.evaluation.resolution import check_resolution
     from vlprune.evaluation.run_folder import RunFolder, default_folder
 
     options.check()
-    questions = options.read_questions(need_answers)
+    questions = options.read_questions(need_answers, need_boxes)
+    videos = any(question.frames for question in questions)
     settings = options.settings() | ({"keep": list(keep)} if keep else {}) | ({} if small is None else {"small": small})
     path = options.out or default_folder(command, settings)
     known = RunFolder(path, command, settings, asked) if path.exists() else None  # refused before the model is loaded
-    loaded = load_model(options.model, options.clip, options.device)
+    loaded = load_model(options.model, options.dual_encoder, options.device, video=videos)
+    if options.resolution is not None:
+        check_resolution(loaded, options.resolution)
     run_folder = known or RunFolder(path, command, settings, asked)
-    usual_batch = 256 if loaded.model.device.type == "cuda" and options.model == "pocket" else 32
+    large = loaded.model.device.type == "cuda" and options.model == "pocket"
+    usual_batch = 1 if videos else 256 if large else 32
     drawn = options.data is None
 
     from vlprune.evaluation.answers import Evaluation
@@ -137,9 +179,53 @@ def open_evaluation(
         match="exact" if drawn else options.match,
         small=bool(small),
         keep=keep,
+        methods=methods or {},
         tick=steps.advance,
         expect=steps.expect,
     )
+
+
+@dataclass(frozen=True)
+class PhotographOptions:
+    """The options of a run that looks at photographs with a vision tower; `count` are drawn scenes, without `data`."""
+
+    tower: str
+    pixels: int | None
+    data: Path | None
+    split: str
+    count: int
+    seed: int
+    device: str
+    batch: int | None
+    out: Path | None
+
+
+def open_photographs(
+    command: str, options: PhotographOptions, steps: Steps, *, keep: tuple[int | float, ...], small: bool
+) -> CoverageRun:
+    """The tower, photographs and run folder of a command; a small run takes the first few photographs."""
+    from vlprune.evaluation.coverage import CoverageRun
+    from vlprune.evaluation.photographs import drawn_photographs, read_photographs
+    from vlprune.evaluation.run_folder import RunFolder, default_folder
+    from vlprune.evaluation.vision_tower import load_tower
+
+    if options.split not in SPLITS:
+        raise UserError(f"--split {options.split}: choose from {', '.join(SPLITS)}.")
+    settings: dict[str, Any] = {"tower": options.tower, "pixels": options.pixels, "seed": options.seed}
+    if options.data is None:
+        photographs = drawn_photographs(options.split, options.count)
+        settings |= {"split": options.split, "questions": options.count}
+    else:
+        photographs = read_photographs(options.data)[: options.count if small else None]
+        settings |= {"data": str(options.data), "digest": _digest_text([repr(one) for one in photographs])}
+    settings |= {"keep": list(keep), "small": small}
+    path = options.out or default_folder(command, settings)
+    run_folder = RunFolder(path, command, settings) if path.exists() else None  # refused before the tower is loaded
+    tower = load_tower(options.tower, options.pixels, options.device)
+    run_folder = run_folder or RunFolder(path, command, settings)
+    steps.begin(command)
+    more: dict[str, Any] = {"seed": options.seed, "tick": steps.advance, "expect": steps.expect}
+    return CoverageRun(tower, photographs, run_folder, keep, options.batch or 8, **more)
 
 
 def parse_budgets(keep: str) -> list[str]:
@@ -159,6 +245,5 @@ def write_result(result: StudyResult, folder: Path, as_json: bool) -> None:
     if result.notice:
         console().print(result.notice, style="bold", highlight=False)
     for table in result.tables:
-        for part in table.to_rich(console().width):
-            console().print(part)
+        console().print(table.to_table())
     print(f"wrote {folder}/result.md, result.json and {', '.join(f'{name}.png' for name in result.figures)}")

@@ -48,11 +48,12 @@ def _write_png(path: Path, image: Image.Image) -> None:
     """Write an image with the mark of vlprune, so that it may be replaced later."""
     from PIL.PngImagePlugin import PngInfo
 
-    from vlprune.media.outputs import MARK
+    from vlprune.media.outputs import MARK, replace_when_done
 
     mark = PngInfo()
     mark.add_text("Software", MARK)
     try:
-        image.save(path, pnginfo=mark)
+        with replace_when_done(path) as half:
+            image.save(half, pnginfo=mark)
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be written ({error.strerror or error}).") from error

@@ -144,10 +144,10 @@ def needs_table(methods: Sequence[Method], n: int, layers: int, *, wide: bool = 
 
 
 def settings_table(methods: Sequence[Method]) -> FittedTable:
-    """What each method does, its settings as `--set` takes them, and its presets."""
+    """What each method does, its settings and presets as `--methods` takes them."""
     from dataclasses import fields
 
-    columns = [Column("method"), Column("what it does", prose=24), Column("--set and --preset", prose=20)]
+    columns = [Column("method"), Column("what it does", prose=24), Column("settings and presets", prose=20)]
     rows = []
     for method in methods:
         named = [field.name for field in fields(method) if field.name != "keep"]

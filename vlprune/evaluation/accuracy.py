@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 from vlprune.errors import UserError
 from vlprune.evaluation.answers import AnswerLine, Evaluation
+from vlprune.evaluation.macro_mean import macro_mean
 from vlprune.evaluation.plots import Point, plot_curves
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import format_p, mcnemar, relative_accuracy, wilson_interval
+from vlprune.measure.format import format_kl
 from vlprune.methods import Method
 
 INTERVALS_NOTE = (
@@ -21,7 +23,15 @@ COUNTS_NOTE = (
     "Entering, layer average: visual tokens that enter the LLM, and that one of its layers sees on average; compare "
     "methods at equal numbers in one of the two."
 )
-KINDS_NOTE = "Right answers in %; the JSON has the counts."
+KINDS_NOTE = (
+    "Right answers in %; the JSON has the counts. All: of all questions together. Mean of kinds: each kind counts the "
+    "same, as benchmarks do in the paper; relative: to that with all tokens."
+)
+DISCREPANCY_NOTE = (
+    "What Eq. 1 of the paper minimises; it needs no labels. KL: how far the first answer token's distribution is "
+    "from that with all tokens, in nats, mean over questions. Same answer: in % of the questions, with Wilson's 95 % "
+    "interval."
+)
 P_NOTE = "p: of the difference to {} at the same budget, McNemar's, exact and two-sided, not corrected."
 AHEAD_NOTE = "p is McNemar's, exact and two-sided, not corrected for the number of comparisons. No rows: nowhere."
 MAX_DRAWN = 6  # curves in the figure; with the line of all tokens seven
@@ -42,9 +52,9 @@ def evaluate_methods(evaluation: Evaluation, methods: Mapping[str, Mapping[str, 
     """
     cells = {ALL_TOKENS: keep_all_tokens()}
     cells |= {cell_name(name, keep): method for name, by_keep in methods.items() for keep, method in by_keep.items()}
-    lines = evaluation.ask(cells, skip_unsupported=True)
+    lines = evaluation.ask(cells, skip_unsupported=True, reference=ALL_TOKENS)
     refused = {name: reason for name, reason in evaluation.run_folder.refused.items() if name in cells}
-    if len(lines) == 1:
+    if ALL_TOKENS not in lines or len(lines) == 1:
         raise UserError(next(f"{name}: {reason}" for name, reason in refused.items()))
     scores = {name: score_answers(evaluation, found, lines[ALL_TOKENS]) for name, found in lines.items()}
     rows = _table_rows(methods, scores)
@@ -53,6 +63,7 @@ def evaluate_methods(evaluation: Evaluation, methods: Mapping[str, Mapping[str, 
     tables = [_accuracy_table(evaluation, rows, scores, first, p_values)]
     if len(evaluation.kinds) > 1:
         tables.append(_kinds_table(evaluation, rows, scores))
+    tables.append(_discrepancy_table(rows[1:], scores))
     if len(evaluation.kinds) > 1 and "script" in methods and len(methods) > 1:
         tables.append(_ahead_table(evaluation, methods, lines))
     if refused:
@@ -112,9 +123,25 @@ def _accuracy_table(
 
 def _kinds_table(evaluation: Evaluation, rows: Sequence[_Row], scores: Mapping[str, Any]) -> ResultTable:
     """Right answers to each kind of question, and to all."""
-    cells = [[method, keep, *percent_by_kind(scores[at]), percent(scores[at]["accuracy"])] for method, keep, at in rows]
-    columns = ["method", "keep", *evaluation.kinds, "all"]
+    cells = []
+    for method, keep, at in rows:
+        one = scores[at]
+        relative = "-" if one["macro_relative"] is None else percent(one["macro_relative"])
+        macro = [percent(one["accuracy"]), percent(one["macro"]), relative]
+        cells.append([method, keep, *percent_by_kind(one), *macro])
+    columns = ["method", "keep", *evaluation.kinds, "all", "mean of kinds", "relative"]
     return ResultTable("Accuracy by kind of question", columns, cells, KINDS_NOTE)
+
+
+def _discrepancy_table(rows: Sequence[_Row], scores: Mapping[str, Any]) -> ResultTable:
+    """How far outputs are from those with all tokens."""
+    cells = []
+    for method, keep, at in rows:
+        one = scores[at]
+        kl = "-" if one["kl"] is None else format_kl(one["kl"])
+        cells.append([method, keep, kl, percent_with_interval(one["agreement"], one["agreement_interval"])])
+    columns = ["method", "keep", "KL of the first token", "same answer"]
+    return ResultTable("Outputs beside those with all tokens", columns, cells, DISCREPANCY_NOTE)
 
 
 def _ahead_table(
@@ -151,11 +178,19 @@ def _outcomes_of_kind(evaluation: Evaluation, lines: Sequence[AnswerLine], kind:
 def score_answers(
     evaluation: Evaluation, lines: Sequence[AnswerLine], all_tokens_lines: Sequence[AnswerLine]
 ) -> dict[str, Any]:
-    """Right and asked per kind, the accuracy, the same relative to the answers with all tokens, and token counts."""
+    """Right and asked per kind, the accuracy, the same relative to the answers with all tokens, and token counts.
+
+    `macro` is the mean over kinds, `kl` the mean divergence from the outputs with all tokens (None where it was not
+    measured), and `agreement` the share of answers that are the same.
+    """
     right = outcomes(lines)
     kinds = {kind: _outcomes_of_kind(evaluation, lines, kind) for kind in evaluation.kinds}
     images = [question.image_name for question in evaluation.questions]
-    relative, relative_interval = relative_accuracy(right, outcomes(all_tokens_lines), images) or (None, None)
+    unpruned = outcomes(all_tokens_lines)
+    relative, relative_interval = relative_accuracy(right, unpruned, images) or (None, None)
+    macro, whole = macro_mean(evaluation.questions, right), macro_mean(evaluation.questions, unpruned)
+    same = sum(line["answer"] == other["answer"] for line, other in zip(lines, all_tokens_lines))
+    divergences = [line["kl"] for line in lines if "kl" in line]
     return {
         "right": {kind: sum(found) for kind, found in kinds.items()},
         "asked": {kind: len(found) for kind, found in kinds.items()},
@@ -165,6 +200,11 @@ def score_answers(
         "relative_interval": relative_interval,
         "entering": sum(line["entering"] for line in lines) / len(lines),
         "layer_average": sum(line["average"] for line in lines) / len(lines),
+        "macro": macro,
+        "macro_relative": macro / whole if whole else None,
+        "kl": sum(divergences) / len(lines) if len(divergences) == len(lines) else None,
+        "agreement": same / len(lines),
+        "agreement_interval": list(wilson_interval(same, len(lines))),
     }
 
 
@@ -219,7 +259,7 @@ def _figure(rows: Sequence[_Row], scores: Mapping[str, Mapping[str, Any]]) -> An
     left_out = len({row.method for row in rows[1:]}) - len(drawn)
     title = "Right answers with fewer visual tokens"
     if left_out:
-        title += f"\nscript, random, and the best at the smallest budget; {left_out} more are in the table"
+        title += f"\nscript, script_plus, random, and the best at the smallest budget; {left_out} more are in the table"
     x = "visual tokens, mean over the LLM's layers (log scale)"
     return plot_curves(curves, flat=flat, x=x, y="right answers, %", title=title)
 
@@ -227,14 +267,14 @@ def _figure(rows: Sequence[_Row], scores: Mapping[str, Mapping[str, Any]]) -> An
 def drawn_methods(rows: Sequence[_Row], scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The methods that the figure draws beside all tokens, `MAX_DRAWN` at most.
 
-    These are script, random and the oracle, if they were asked, and those of the others with most right answers at the
-    smallest budget; the table has all.
+    These are script, script_plus, random and the oracle, if they were asked, and those of the others with most right
+    answers at the smallest budget; the table has all.
     """
     smallest: dict[str, Mapping[str, Any]] = {}
     for method, _, at in rows[1:]:
         if method not in smallest or scores[at]["entering"] < smallest[method]["entering"]:
             smallest[method] = scores[at]
-    always = [name for name in ("script", "random", "oracle") if name in smallest]
+    always = [name for name in ("script", "script_plus", "random", "oracle") if name in smallest]
     others = sorted(set(smallest) - set(always), key=lambda name: (-smallest[name]["accuracy"], name))
     drawn = {*always, *others[: MAX_DRAWN - len(always)]}
     return [name for name in smallest if name in drawn]

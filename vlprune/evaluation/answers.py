@@ -6,7 +6,8 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from vlprune.evaluation.prefix_cache import PrefixCache, prefix_cache_for, reuse
 from vlprune.evaluation.questions import ImageQuestion, is_right
 from vlprune.evaluation.reference_methods import method_for_questions
 from vlprune.evaluation.run_folder import RunFolder
+from vlprune.measure.discrepancy import FirstLogits, next_token_kl
 from vlprune.methods import Method
 from vlprune.models import Family, family_of
 from vlprune.pruner import attach
@@ -43,13 +45,19 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchAnswers:
-    """What one method answered to the questions of one batch; where it cannot run, `reason` says why."""
+    """What one method answered to the questions of one batch; where it cannot run, `reason` says why.
+
+    If answers are compared with those of a reference, `logits` (B, V) are the first token's, and `kl` is each one's
+    divergence from the reference's, by `next_token_kl`.
+    """
 
     method: str
     questions: Sequence[ImageQuestion]
     texts: Sequence[str] = ()
     records: Sequence[Sequence[Record]] = ()
     reason: str | None = None
+    logits: torch.Tensor | None = None
+    kl: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,7 @@ class _GenerateOptions:
     seed: int
     max_new_tokens: int
     positions: str | None
+    compare: bool
 
 
 def generate_answers(
@@ -72,20 +81,23 @@ def generate_answers(
     max_new_tokens: int = 1,
     skip: Callable[[str, Sequence[ImageQuestion]], bool] = lambda name, questions: False,
     positions: str | None = None,
+    reference: str | None = None,
 ) -> Iterator[BatchAnswers]:
     """Every method's answers to every question, batch by batch, through `attach` and `generate` as a user would.
 
     A batch holds prompts whose tensors have equal shapes, so there is no padding. The vision tower sees each image
     once for all methods, the LLM once for all questions that its tokens do not depend on. `skip(name, questions)` says
     what need not be asked. A method that the model cannot run says so in its first batch, and is left out from there
-    on.
+    on. `reference` names the first method if the others' outputs are to be compared with its; where its answers need
+    not be asked but theirs do, it only computes its first token again.
     """
     loaded = with_loaded_clip(loaded)
     try:
         family = family_of(loaded.model)
     except UnsupportedModel as error:
         raise UserError(f"--model {loaded.name}: {error}") from error
-    options = _GenerateOptions(FeatureCache(float("inf"), fixed_pixels=True), seed, max_new_tokens, positions)
+    cache, compare = FeatureCache(float("inf"), fixed_pixels=True), reference is not None
+    options = _GenerateOptions(cache, seed, max_new_tokens, positions, compare)
     attention = any(getattr(method, "needs_attention", False) for method in methods.values())
     left = dict(methods)
 
@@ -97,15 +109,19 @@ def generate_answers(
             if not skipped_by_all(one.questions):
                 _encode_batch(loaded.model, family, one, options.features, attention)
         all_tokens_prefixes = PrefixCache()
+        full: dict[int, torch.Tensor] = {}  # the reference's first logits, by question
         for name, method in list(left.items()):
             prefixes = prefix_cache_for(method, all_tokens_prefixes)
             for one in block:
-                if skip(name, one.questions):
+                known = skip(name, one.questions)
+                if known and (name != reference or skipped_by_all(one.questions)):
                     continue
-                answered = _answer_batch(loaded, name, method, one, options, prefixes)
+                asked = replace(options, max_new_tokens=1) if known else options  # then only its logits are needed
+                answered = _compared(_answer_batch(loaded, name, method, one, asked, prefixes), full, name == reference)
                 if answered.reason is not None:
                     del left[name]
-                yield answered
+                if not known or answered.reason is not None:
+                    yield answered
                 if name not in left:
                     break
         options.features.clear()
@@ -118,14 +134,18 @@ def _blocks(
     size: int,
     skip: Callable[[Sequence[ImageQuestion]], bool],
 ) -> Iterator[list[Batch]]:
-    """Batches of at most `size` questions, those of every `BATCHES_PER_BLOCK * size` questions together."""
-    for start in range(0, len(questions), BATCHES_PER_BLOCK * size):
-        block = questions[start : start + BATCHES_PER_BLOCK * size]
+    """Batches of at most `size` questions, those of every `BATCHES_PER_BLOCK * size` questions together.
+
+    Videos are large: of these, one batch is held at a time.
+    """
+    block_size = size if any(question.frames for question in questions) else BATCHES_PER_BLOCK * size
+    for start in range(0, len(questions), block_size):
+        block = questions[start : start + block_size]
         if skip(block):
             continue
         by_image = {question.image_name: question for question in block}
         with ThreadPoolExecutor() as pool:
-            images = dict(zip(by_image, pool.map(ImageQuestion.image, by_image.values())))
+            images = dict(zip(by_image, pool.map(ImageQuestion.shown, by_image.values())))
         alike: dict[Any, list[tuple[ImageQuestion, dict[str, Any]]]] = {}
         for question in block:
             # a notice that there is no chat template is printed once, not each time
@@ -177,9 +197,9 @@ def _answer_batch(
         )
         shared = prefixes if chosen is method else None  # else it chooses for each question
         try:
-            with reuse_prefix(
-                pruner, shared, [question.image_name for question in batch.questions], inputs["input_ids"]
-            ):
+            images = [question.image_name for question in batch.questions]
+            first = FirstLogits(model) if options.compare else nullcontext()
+            with reuse_prefix(pruner, shared, images, inputs["input_ids"]), first:
                 out = model.generate(**inputs, max_new_tokens=options.max_new_tokens, do_sample=False)
         finally:
             pruner.detach()
@@ -189,14 +209,31 @@ def _answer_batch(
     records: list[list[Record]] = [[] for _ in batch.questions]
     for record in pruner.records:
         records[record.row].append(record)
-    return BatchAnswers(name, batch.questions, [text.strip() for text in texts], records)
+    if not all(records):
+        return BatchAnswers(name, batch.questions, reason=f"family {pruner.family.name!r} prunes no videos.")
+    logits = first.logits if isinstance(first, FirstLogits) else None
+    return BatchAnswers(name, batch.questions, [text.strip() for text in texts], records, logits=logits)
+
+
+def _compared(answered: BatchAnswers, full: dict[int, torch.Tensor], is_reference: bool) -> BatchAnswers:
+    """The answers with their divergence from the reference's, whose first logits are in `full`, or put there."""
+    if answered.logits is None:
+        return answered
+    numbers = [question.number for question in answered.questions]
+    if is_reference:
+        full.update(zip(numbers, answered.logits))
+    if any(number not in full for number in numbers):  # the reference could not run
+        return answered
+    kl = next_token_kl(torch.stack([full[number] for number in numbers]), answered.logits)
+    return replace(answered, kl=kl.tolist())
 
 
 @dataclass
 class Evaluation:
     """A model, the questions to ask it, and the folder that keeps the answers.
 
-    `keep` are the budgets of a study, and `small` asks it for less. `tick(name, count)` is called as questions are
+    `keep` are the budgets of a study, `methods` (by name, then by budget) those that it is to compare in place of its
+    own, and `small` asks it for less. `tick(name, count)` is called as questions are
     answered; `expect(count)` says how many more there will be.
     """
 
@@ -209,6 +246,7 @@ class Evaluation:
     match: str = "exact"
     small: bool = False
     keep: tuple[int | float, ...] = ()
+    methods: Mapping[str, Mapping[str, Method]] = field(default_factory=dict)
     tick: Callable[[str, int], None] = field(default=lambda name, count: None)
     expect: Callable[[int], None] = field(default=lambda count: None)
 
@@ -229,11 +267,13 @@ class Evaluation:
         questions: Sequence[ImageQuestion] | None = None,
         skip_unsupported: bool = False,
         positions: str | None = None,
+        reference: str | None = None,
     ) -> dict[str, list[AnswerLine]]:
         """Each method's answers, a line per question in the questions' order; what the folder has is not asked again.
 
         A line has the question's number `q`, the `answer`, whether it is `right`, the visual tokens that entered the
-        LLM and that a layer saw on average, and what `details(question, record)` adds. A method that cannot run is a
+        LLM and that a layer saw on average, and what `details(question, record)` adds; with a `reference`, the name of
+        the first method, also `kl`, how far the first token is from the reference's. A method that cannot run is a
         `UserError`; with `skip_unsupported` it is left out, and the run folder's `refused` says why.
         """
         questions = self.questions if questions is None else questions
@@ -244,7 +284,7 @@ class Evaluation:
         if any(missing.values()):
             self.run_folder.save_device(self.loaded.model.device)
         refused: dict[str, str] = {}
-        for answered in self._generate(methods, questions, known, positions):
+        for answered in self._generate(methods, questions, known, positions, reference):
             name = answered.method
             if answered.reason is not None:
                 if known[name] or not skip_unsupported:
@@ -252,9 +292,10 @@ class Evaluation:
                 refused[name] = answered.reason
                 self.expect(-missing[name])
                 continue
+            found = zip(answered.questions, answered.texts, answered.records, answered.kl or repeat(None))
             lines = [
-                self._line(question, text, records, details)
-                for question, text, records in zip(answered.questions, answered.texts, answered.records)
+                self._line(question, text, records, kl, details)
+                for question, text, records, kl in found
                 if question.number not in known[name]
             ]
             known[name].update((line["q"], line) for line in lines)
@@ -271,6 +312,7 @@ class Evaluation:
         questions: Sequence[ImageQuestion],
         known: Mapping[str, Mapping[int, AnswerLine]],
         positions: str | None,
+        reference: str | None,
     ) -> Iterator[BatchAnswers]:
         """Answers to the batches in which a question's answer is not known yet."""
         return generate_answers(
@@ -282,15 +324,23 @@ class Evaluation:
             max_new_tokens=self.max_new_tokens,
             skip=lambda name, some: all(question.number in known[name] for question in some),
             positions=positions,
+            reference=reference,
         )
 
     def _line(
-        self, question: ImageQuestion, text: str, records: Sequence[Record], details: Details | None
+        self,
+        question: ImageQuestion,
+        text: str,
+        records: Sequence[Record],
+        kl: float | None,
+        details: Details | None,
     ) -> AnswerLine:
         """What the run folder keeps of an answer."""
         entering, average = count_tokens(records)
         line = {"q": question.number, "answer": text, "right": is_right(text, question.answers, self.match)}
         line |= {"entering": entering, "average": round(average, 2)}
+        if kl is not None:
+            line["kl"] = float(f"{kl:.4g}")
         return line | (details(question, join_records(records)) if details is not None else {})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from textwrap import shorten
 from typing import Any
@@ -79,14 +79,14 @@ class MethodResult:
 
 def compare_methods(
     loaded: LoadedModel,
-    methods: Sequence[Method],
+    methods: Mapping[str, Method],
     inputs: dict[str, Any],
     question: str,
     *,
     tick: Callable[[str], None] = lambda name: None,
     **options: Any,
 ) -> list[MethodResult]:
-    """The answer with all tokens, then by each method; `options` go to `measure_generate`.
+    """The answer with all tokens, then by each method, given by name; `options` go to `measure_generate`.
 
     The plain model runs the vision tower for itself, all methods together once more. `tick(name)` is called before
     each. Raises `UserError` where none of the methods can run.
@@ -103,9 +103,9 @@ def compare_methods(
     pixels = {name: value for name, value in inputs.items() if name in family.vision_inputs}
     with torch.no_grad():
         encode_images(loaded.model, family, inputs["input_ids"], pixels, features, attention=True)
-    for method in methods:
-        tick(method.name)
-        results.append(_run_method(loaded, method, inputs, question, features, options))
+    for name, method in methods.items():
+        tick(name)
+        results.append(_run_method(loaded, name, method, inputs, question, features, options))
     if all(result.cost is None for result in results[1:]):
         raise UserError(str(results[1].reason))
     return results
@@ -113,6 +113,7 @@ def compare_methods(
 
 def _run_method(
     loaded: LoadedModel,
+    name: str,
     method: Method,
     inputs: dict[str, Any],
     question: str,
@@ -124,5 +125,5 @@ def _run_method(
         with attach_pruner(loaded, method, question, features) as pruner:
             cost = measure_answer(loaded, pruner, inputs, **options)
     except UserError as error:
-        return MethodResult(method.name, reason=str(error).removeprefix(f"--method {method.name}: "))
-    return MethodResult(method.name, decode_answer(loaded, cost), cost, pruner.records)
+        return MethodResult(name, reason=str(error).removeprefix(f"--method {method.name}: "))
+    return MethodResult(name, decode_answer(loaded, cost), cost, pruner.records)

@@ -26,36 +26,50 @@ class LoadedModel:
     clip: Any
 
 
-def load_model(name: str, clip: str | None, device: str, *, video: bool = False) -> LoadedModel:
-    """Load the pocket model, a checkpoint folder, or a model of the hub, for images or for a video.
+def load_model(
+    name: str,
+    clip: str | None,
+    device: str,
+    *,
+    video: bool = False,
+    dtype: str = "auto",
+    device_map: str | None = None,
+) -> LoadedModel:
+    """Load the pocket model, the photo model, a checkpoint folder, or a model of the hub, for images or for a video.
 
+    `clip` names its dual encoder; "auto" is the published one that the model's vision tower comes from. `dtype` is
+    that of the weights, the checkpoint's own by "auto"; a `device_map` spreads them over devices, in place of `device`.
     The class, and whether it takes videos, are checked before the weights are read.
 
     >>> load_model("poket", None, "cpu")
     Traceback (most recent call last):
     ...
-    vlprune.errors.UserError: --model poket: there is no such folder, and it is not 'pocket' or a hub id (did you mean \
-'pocket'?).
+    vlprune.errors.UserError: --model poket: there is no such folder, and it is not 'pocket', 'photo' or a hub id \
+(did you mean 'pocket'?).
     """
     where = pick_device(device)
     if name == "pocket":
         from vlprune import pocket
 
-        _silence_logging(bars=False)
+        silence_logging(bars=False)
         model, processor, encoder = pocket.load()
         _check_takes_video(name, processor, video)
-        return LoadedModel(name, model.to(where), processor, clip or encoder.to(where))
+        own = clip is None or clip == "auto"
+        return LoadedModel(name, model.to(where), processor, encoder.to(where) if own else clip)
+    photo = _photo_folder(name)
+    if photo is not None:
+        return _load_photo(name, photo, clip, where, video)
     place = Path(name).expanduser()
     if place.is_dir():
         if not (place / "config.json").is_file():
             raise UserError(f"--model {name}: the folder has no config.json.")
         name = str(place)
     elif place.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
-        hint = _pocket_hint(name)
-        raise UserError(f"--model {name}: there is no such folder, and it is not 'pocket' or a hub id{hint}.")
+        hint = _name_hint(name)
+        raise UserError(f"--model {name}: there is no such folder, and it is not 'pocket', 'photo' or a hub id{hint}.")
     else:
         announce_hub_lookup(name)
-    _silence_logging(bars=not place.is_dir())
+    silence_logging(bars=not place.is_dir())
     import transformers
 
     with explain_load_errors("--model", name):
@@ -64,8 +78,50 @@ def load_model(name: str, clip: str | None, device: str, *, video: bool = False)
     with explain_load_errors("--model", name):
         processor = _load_processor(name)
         _check_takes_video(name, processor, video)
-        model = kind.from_pretrained(name, dtype="auto", use_safetensors=True).eval().to(where)
-    return LoadedModel(name, model, processor, clip)
+        placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
+        model = kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **placed).eval()
+        model = model if device_map is not None else model.to(where)
+    return LoadedModel(name, model, processor, _text_twin(model) if clip == "auto" else clip)
+
+
+def _photo_folder(name: str) -> Path | None:
+    """The photo model's folder if that is what the name means: the checkout's for "photo", or its path."""
+    from vlprune.pocket.photo_folder import find_folder, is_photo_folder
+
+    place = Path(name).expanduser()
+    if is_photo_folder(place):
+        return place
+    if name != "photo" or place.is_dir():
+        return None
+    folder = find_folder()
+    if folder is None:
+        raise UserError(
+            "--model photo: there is no folder models/photo beside the package; it comes with a checkout of the "
+            "repository, not with the wheel. Pass its path."
+        )
+    return folder
+
+
+def _load_photo(name: str, folder: Path, clip: str | None, where: Any, video: bool) -> LoadedModel:
+    """Load the photo model, with its own dual encoder unless another is named."""
+    from vlprune.pocket.photo_folder import load_folder
+
+    silence_logging(bars=False)
+    with explain_load_errors("--model", name):
+        model, processor, (encoder, tokenizer) = load_folder(folder)
+    _check_takes_video(name, processor, video)
+    own = clip is None or clip == "auto"
+    return LoadedModel(name, model.to(where), processor, (encoder.to(where), tokenizer) if own else clip)
+
+
+def _text_twin(model: Any) -> str:
+    """The hub id of the dual encoder that the model's vision tower comes from."""
+    from vlprune.pruning.dual_encoder import find_text_twin
+
+    try:
+        return find_text_twin(model)
+    except ValueError as error:
+        raise UserError(f"--dual-encoder auto: {str(error).partition(': ')[2]}") from error
 
 
 def with_loaded_clip(loaded: LoadedModel) -> LoadedModel:
@@ -75,7 +131,7 @@ def with_loaded_clip(loaded: LoadedModel) -> LoadedModel:
     from vlprune.pruning.dual_encoder import load_dual_encoder
 
     announce_hub_lookup(loaded.clip)
-    with explain_load_errors("--clip", loaded.clip):
+    with explain_load_errors("--dual-encoder", loaded.clip):
         dual = load_dual_encoder(loaded.clip, loaded.model, loaded.processor)
     return replace(loaded, clip=(dual.encoder, dual.tokenizer))
 
@@ -163,7 +219,7 @@ def pick_device(name: str) -> Any:
     return device
 
 
-def _silence_logging(bars: bool) -> None:
+def silence_logging(bars: bool) -> None:
     """Turn off log messages, and progress bars unless `bars`."""
     import huggingface_hub.utils.logging as hub
     import transformers.utils.logging as quiet
@@ -174,11 +230,12 @@ def _silence_logging(bars: bool) -> None:
         quiet.disable_progress_bar()
 
 
-def _pocket_hint(name: str) -> str:
-    """A parenthesis that proposes the pocket model if the name is near to its, else nothing."""
+def _name_hint(name: str) -> str:
+    """A parenthesis that proposes the model of ours whose name is near to this one, else nothing."""
     from difflib import get_close_matches
 
-    return " (did you mean 'pocket'?)" if get_close_matches(name, ["pocket"], cutoff=0.4) else ""
+    near = get_close_matches(name, ["pocket", "photo"], n=1, cutoff=0.4)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _checked_class(name: str, config: dict[str, Any]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from vlprune.errors import UserError
@@ -67,7 +68,7 @@ def attach_pruner(loaded: LoadedModel, method: Method, question: str, features: 
 
     if isinstance(loaded.clip, str):
         announce_hub_lookup(loaded.clip)
-    with explain_load_errors("--clip", str(loaded.clip)):
+    with explain_load_errors("--dual-encoder", str(loaded.clip)):
         try:
             return attach(
                 loaded.model,
@@ -80,23 +81,31 @@ def attach_pruner(loaded: LoadedModel, method: Method, question: str, features: 
             )
         except UnsupportedModel as error:
             raise UserError(f"--model {loaded.name}: {error}") from error
-        except ValueError as error:  # settings that do not go with this model, such as relevance=clip without --clip
+        except ValueError as error:  # settings that do not go with this model
             raise UserError(f"--method {method.name}: {error}") from error
+
+
+@contextmanager
+def explain_method_errors(loaded: LoadedModel, method: Method) -> Iterator[None]:
+    """Turn errors about budgets, settings and models that do not go together into a one-sentence `UserError`."""
+    from vlprune.errors import UnsupportedModel
+
+    try:
+        yield
+    except ValueError as error:
+        if str(error).startswith("keep="):
+            raise UserError(f"--{error}".replace("--keep=", "--keep ")) from error
+        raise UserError(f"--method {method.name}: {error}") from error  # what this model does not give
+    except UnsupportedModel as error:
+        raise UserError(f"--model {loaded.name}: {error}") from error
 
 
 def measure_answer(loaded: LoadedModel, pruner: Pruner, inputs: dict[str, Any], **options: Any) -> GenerationCost:
     """Generate with the attached pruner, and measure the cost; `options` go to `measure_generate`."""
-    from vlprune.errors import UnsupportedModel
     from vlprune.measure import measure_generate
 
-    try:
+    with explain_method_errors(loaded, pruner.method):
         cost = measure_generate(loaded.model, inputs, pruner=pruner, **options)
-    except ValueError as error:
-        if str(error).startswith("keep="):
-            raise UserError(f"--{error}".replace("--keep=", "--keep ")) from error
-        raise UserError(f"--method {pruner.method.name}: {error}") from error  # what this model does not give
-    except UnsupportedModel as error:
-        raise UserError(f"--model {loaded.name}: {error}") from error
     if not pruner.records:
         raise UserError(f"--model {loaded.name}: family {pruner.family.name!r} prunes no videos.")
     return cost

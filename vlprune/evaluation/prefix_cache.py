@@ -72,7 +72,7 @@ def prefix_cache_for(method: Method, all_tokens_cache: PrefixCache) -> PrefixCac
     first, _ = split_stages(method)
     if isinstance(first, InLLMMethod) or first == keep_all_tokens():
         return all_tokens_cache
-    return None if first.needs_query else PrefixCache()
+    return None if first.reads_question else PrefixCache()
 
 
 def prefix_keys(images: Sequence[str], ids: Tensor, placeholders: set[int]) -> tuple[list[Hashable], int]:

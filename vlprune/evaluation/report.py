@@ -6,28 +6,30 @@ import base64
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from vlprune.errors import UserError
-from vlprune.evaluation.result import ResultTable
-from vlprune.evaluation.run_folder import command_line, read_manifest, write_atomically
-from vlprune.media.outputs import MARK
+from vlprune.evaluation.result import PAPER_TITLE, ResultTable
+from vlprune.evaluation.run_folder import command_line, read_manifest
+from vlprune.media.outputs import MARK, write_text
 
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 100rem; margin: 2rem auto; padding: 0 1rem; }
-h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 3rem; border-bottom: 1px solid #8886; }
+h1, h2, h3 { line-height: 1.2; } h1 { font-size: clamp(1.1rem, 6vw, 2rem); white-space: nowrap; }
+h2 { margin-top: 3rem; border-bottom: 1px solid #8886; }
 table { border-collapse: collapse; margin: 0.5rem 0; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.15rem 0.7rem; border-bottom: 1px solid #8884; text-align: left; vertical-align: top; }
 .number { text-align: right; white-space: nowrap; } thead th { border-bottom: 2px solid #888; }
 tbody tr:hover { background: #8882; }
 .wide { overflow-x: auto; } .note { opacity: 0.75; max-width: 60rem; }
 .notice { border-left: 4px solid #d80; padding-left: 0.7rem; font-weight: bold; }
-img { max-width: none; background: white; } code { white-space: pre-wrap; }
+img { max-width: none; background: white; } code { white-space: pre-wrap; overflow-wrap: anywhere; }
 """
+NOT_FINISHED = "{!r} holds a run that is not finished: start it again to go on."
 #: Markdown inside a line, but for code, and the HTML it becomes.
 MARKUP = [
     (re.compile(r"\*\*(?=\S)([^*]+)(?<=\S)\*\*"), r"<strong>\1</strong>"),
@@ -39,29 +41,53 @@ MARKUP = [
 def write_report(folders: Sequence[str | Path], path: str | Path) -> None:
     """Write the page of these runs, in their order; a folder that is given twice is shown once."""
     once = list({Path(folder).resolve(): Path(folder) for folder in folders}.values())
-    sections = [_run_section(folder, number) for number, folder in enumerate(once, start=1)]
+    results = [_read_result(folder) for folder in once]
+    sections = [_run_section(*run, number) for number, run in enumerate(zip(once, results), start=1)]
     title = f"vlprune report: {len(once)} run{'s' * (len(once) > 1)}"
     links = "".join(f'<li><a href="#run{i}">{name}</a></li>' for i, (name, _) in enumerate(sections, start=1))
     page = (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="{MARK}">\n'
         f"<title>{title}</title>\n"
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
-        f"<body>\n<h1>{title}</h1>\n<ul>{links}</ul>\n{''.join(body for _, body in sections)}</body>\n</html>\n"
+        f"<body>\n<h1>{title}</h1>\n<ul>{links}</ul>\n{_paper_summary(results)}"
+        f"{''.join(body for _, body in sections)}</body>\n</html>\n"
     )
     try:
-        write_atomically(Path(path), page)
+        write_text(path, page)
     except OSError as error:
         raise UserError(f"--out {path} cannot be written ({error.strerror}).") from error
 
 
-def _run_section(folder: Path, number: int) -> tuple[str, str]:
+def _read_result(folder: Path) -> dict[str, Any]:
+    """What a run saved as its result."""
+    read_manifest(folder)  # says what is wrong where there is no run
+    try:
+        found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(NOT_FINISHED.format(str(folder))) from None
+    return found
+
+
+def _paper_summary(results: Sequence[Mapping[str, Any]]) -> str:
+    """What several runs set beside the paper, in one table; nothing where at most one did, which shows its own."""
+    beside = [
+        (found["title"], table) for found in results for table in found["tables"] if table["title"] == PAPER_TITLE
+    ]
+    if len(beside) < 2:
+        return ""
+    rows = [[title, *row] for title, table in beside for row in table["rows"]]
+    same = sum(row[-1] == "yes" for row in rows)
+    note = f"{same} of {len(rows)} in the same direction; what was run, and what that means, is said with each run."
+    return _table_html(ResultTable(PAPER_TITLE, ["run", *beside[0][1]["columns"]], rows, note))
+
+
+def _run_section(folder: Path, found: Mapping[str, Any], number: int) -> tuple[str, str]:
     """The title of a run with its folder's name, and its section of the page, both as HTML."""
     manifest = read_manifest(folder)
     try:
-        found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         pictures = {name: (folder / name).read_bytes() for name in found["figures"]}
     except FileNotFoundError:
-        raise UserError(f"{str(folder)!r} holds a run that is not finished: start it again to go on.") from None
+        raise UserError(NOT_FINISHED.format(str(folder))) from None
     parts = [f'<section id="run{number}">\n<h2>{render_inline(found["title"])}</h2>\n']
     if found.get("notice"):
         parts.append(f'<p class="notice">{render_inline(found["notice"])}</p>\n')
@@ -106,4 +132,6 @@ def _table_html(table: ResultTable) -> str:
     note = f'<p class="note">{render_inline(table.note)}</p>\n' if table.note else ""
     head = f"<thead>{line(table.columns, 'th')}</thead>"
     title = f"<h3>{render_inline(table.title)}</h3>\n"
+    if not rows:  # the note says why there are none
+        return title + note
     return f'{title}<div class="wide"><table>{head}<tbody>\n{rows}</tbody></table></div>\n{note}'

@@ -9,12 +9,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlprune.media.outputs import replace_when_done, write_text
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.console import RenderableType
+
+    from vlprune.measure.fitted_table import FittedTable
 
 #: A number, with a sign, a unit and an interval or without; "-" and nothing stand where there is none.
 NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?( ?[%×])?( \[[^\]]*\])?|-?")
+PAPER_TITLE = "Beside the paper"  # of the table that sets a run against what the paper reports
 WORDS_WIDTH = 20  # characters that a column of words may be squeezed to on a narrow terminal
 
 
@@ -56,54 +60,27 @@ class ResultTable:
         lines = [f"### {self.title}", "", line(self.columns), rule, *map(line, self.rows)]
         return "\n".join([*lines, "", self.note] if self.note else lines)
 
-    def to_rich(self, width: int) -> list[RenderableType]:
-        """The table for a terminal of that width, and its note.
+    def to_table(self) -> FittedTable:
+        """The table for rich to print: no number and no name is cut, whatever the terminal's width.
 
-        What does not fit follows in further tables, so that no number and no name is cut; each begins with the columns
-        that tell the rows apart.
+        What does not fit follows in further tables, each beginning with the columns that tell the rows apart.
+
+        >>> ResultTable("", ["setting", "keep", "right"], [["a", "64", "9"], ["a", "16", "8"]]).to_table().keys
+        2
         """
-        from rich.markup import escape
-        from rich.table import Table
-        from rich.text import Text
+        from vlprune.measure.fitted_table import Column, FittedTable  # not above: `vlprune report` needs no torch
 
-        found: list[RenderableType] = []
-        for group in self._column_groups(width):
-            table = Table(title=None if found else escape(self.title), title_justify="left")
-            for i, wide in self._widths(group, width).items():
-                side: Any = "right" if self.is_numeric(i) else "left"
-                table.add_column(Text(self.columns[i]), justify=side, overflow="fold", width=wide)
-            for row in self.rows:
-                table.add_row(*(Text(row[i]) for i in group))
-            found.append(table)
-        return [*found, Text(self.note, style="dim italic")] if self.note else found
+        columns = [
+            Column(title, number=self.is_numeric(i), prose=0 if self.is_numeric(i) else self._words_width(i))
+            for i, title in enumerate(self.columns)
+        ]
+        count, tellers = len(self.rows), range(1, len(columns))
+        keys = next((k for k in tellers if len({tuple(row[:k]) for row in self.rows}) == count), 1)
+        return FittedTable(columns, self.rows, self.title, self.note, keys=keys)
 
-    def _column_groups(self, width: int) -> list[list[int]]:
-        """The columns, in groups that are at most so wide; each group begins with those that tell the rows apart."""
-        count = len(self.columns)
-        keys = next((k for k in range(1, count) if len({tuple(row[:k]) for row in self.rows}) == len(self.rows)), 1)
-        groups = [list(range(min(keys + 1, count)))]
-        for i in range(keys + 1, count):
-            if 1 + sum(self._least_width(j) + 3 for j in [*groups[-1], i]) > width:
-                groups.append(list(range(keys)))
-            groups[-1].append(i)
-        return groups
-
-    def _widths(self, group: Sequence[int], width: int) -> dict[int, int]:
-        """The width of each column of a group: as much as its texts need, if there is room for it."""
-        found = {i: self._least_width(i) for i in group}
-        spare = width - 1 - sum(least + 3 for least in found.values())
-        for i in group:
-            longest = max(map(len, [self.columns[i], *(row[i] for row in self.rows)]))
-            more = max(0, min(longest - found[i], spare))
-            found[i], spare = found[i] + more, spare - more
-        return found
-
-    def _least_width(self, column: int) -> int:
-        """How narrow a column may be: numbers and single words stay whole, several words may stand below each other."""
-        cells = [row[column] for row in self.rows]
-        longest_word = max((len(word) for text in [self.columns[column], *cells] for word in text.split()), default=1)
-        longest = max(map(len, cells), default=0)
-        return max(longest_word, longest if self.is_numeric(column) else min(longest, WORDS_WIDTH))
+    def _words_width(self, column: int) -> int:
+        """The width to which a column of words may be squeezed."""
+        return min(WORDS_WIDTH, max((len(row[column]) for row in self.rows), default=0))
 
 
 @dataclass
@@ -125,10 +102,11 @@ class StudyResult:
         pictures = []
         for name, figure in self.figures.items():
             pictures.append(f"{name}.png")
-            figure.savefig(folder / pictures[-1], dpi=130)
+            with replace_when_done(folder / pictures[-1]) as half:
+                figure.savefig(half, dpi=130)
         tables = [asdict(table) for table in self.tables]
         found = {"title": self.title, "notice": self.notice, "tables": tables, "figures": pictures, "data": self.data}
-        (folder / "result.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         parts = [f"# {self.title}", *([f"**{self.notice}**"] if self.notice else [])]
         parts += [*(t.to_markdown() for t in self.tables), *(f"![{p}]({p})" for p in pictures)]
-        (folder / "result.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        write_text(folder / "result.md", "\n\n".join(parts) + "\n")
+        write_text(folder / "result.json", json.dumps(found, indent=1) + "\n")  # the last, as it says that all is there

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import shlex
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlprune.errors import UserError
+from vlprune.media.outputs import write_text
 
 MANIFEST = "manifest.json"
 
@@ -64,7 +64,7 @@ class RunFolder:
                 )
 
     def _save_manifest(self) -> None:
-        write_atomically(self.path / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
+        write_text(self.path / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 
     def save_device(self, device: Any) -> None:
         """Save the name of the device that the model runs on."""
@@ -105,7 +105,7 @@ class RunFolder:
         text = path.read_text(encoding="utf-8")
         complete, _, torn = text.rpartition("\n")
         if torn:
-            write_atomically(path, complete + "\n" if complete else "")
+            write_text(path, complete + "\n" if complete else "")
         return [json.loads(line) for line in complete.splitlines()]
 
     def append_answers(self, cell: str, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -148,8 +148,8 @@ def report_inputs(folder: Path) -> list[Path]:
 def command_line(manifest: Mapping[str, Any]) -> str:
     """The command that makes a run like this one.
 
-    >>> command_line({"settings": {"command": "study graph", "clip": None, "keep": [0.1], "small": True}, "asked": {}})
-    'vlprune study graph --keep 0.1 --small'
+    >>> command_line({"settings": {"command": "study graph", "seed": 0, "keep": [0.1], "small": True}, "asked": {}})
+    'vlprune study graph --seed 0 --keep 0.1 --small'
     """
     words = ["vlprune", manifest["settings"]["command"]]
     for name, value in {**manifest["settings"], **manifest["asked"]}.items():
@@ -159,13 +159,6 @@ def command_line(manifest: Mapping[str, Any]) -> str:
         if value is not True:
             words.append(shlex.quote(",".join(map(str, value)) if isinstance(value, list) else str(value)))
     return " ".join(words)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file in one step, so that neither a reader nor a crash sees half of it."""
-    half = path.with_name(path.name + ".part")
-    half.write_text(text, encoding="utf-8")
-    os.replace(half, path)
 
 
 def software_versions() -> dict[str, str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def check_output(path: str | Path, *, inputs: Iterable[str | Path] = (), force: 
     name = repr(str(path))
     if not path.parent.is_dir():
         raise OutputError(f"{name}: there is no folder {str(path.parent)!r}.")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    written = [path] * path.exists() + [path.parent] * _is_replaced(path)
+    if path.is_dir() or not all(os.access(place, os.W_OK) for place in written):
         raise OutputError(f"{name} cannot be written.")
     if not path.exists():
         return path
@@ -41,6 +43,47 @@ def check_output(path: str | Path, *, inputs: Iterable[str | Path] = (), force: 
     if not force and not made_by_vlprune(path):
         raise OutputError(f"{name} is there already and was not made by vlprune: choose another name, or add --force.")
     return path
+
+
+@contextmanager
+def replace_when_done(path: str | Path) -> Iterator[Path]:
+    """A neighbour of the file to write to within the `with`; at its end it takes the file's place.
+
+    If anything fails before that, a full disk for one, the neighbour is removed and the file is what it was. The
+    neighbour's name has the same ending, by which formats are known.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replace_when_done(Path(folder) / "a.md") as half:
+    ...         written = half.write_text("all of it")
+    ...     [path.name for path in Path(folder).iterdir()]
+    ['a.md']
+    """
+    path = Path(path)
+    if not _is_replaced(path):
+        yield path
+        return
+    target = path.resolve()  # where a link points to, the link stays
+    half = target.with_name(f".{target.stem}.part{target.suffix}")
+    try:
+        yield half
+        os.replace(half, target)
+    except BaseException as error:
+        half.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file all at once: neither a reader nor a crash sees half of it."""
+    with replace_when_done(path) as half:
+        half.write_text(text, encoding="utf-8")
+
+
+def _is_replaced(path: Path) -> bool:
+    """Whether writing replaces the file; what is no file, such as /dev/null, is written to as it is."""
+    return path.is_file() or not path.exists()
 
 
 def _is_input(path: Path, source: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlprune.media.image import ImageError, check_file
+from vlprune.media.image import ImageError, check_file, open_image
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +29,8 @@ VIDEO_ENDINGS = (
     ".ogv",
     ".3gp",
 )
+#: Endings of names by which the files of a folder are taken for frames.
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 #: Containers that hold their frames themselves: playlists, which name other files and addresses, are not read.
 CONTAINERS = "mov,matroska,avi,mpeg,mpegts,asf,flv,ogg"
 #: All frames together, as many as fill a gigabyte in RGB.
@@ -45,9 +47,15 @@ class Clip:
     fps: float
 
     @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) of the frames."""
+        height, width, _ = self.frames[0].shape
+        return width, height
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """The metadata that processors of transformers take with the frames."""
-        height, width, _ = self.frames[0].shape
+        width, height = self.size
         seconds = self.total / self.fps
         size = {"total_num_frames": self.total, "fps": self.fps, "duration": seconds, "width": width, "height": height}
         return {**size, "frames_indices": self.numbers, "video_backend": "pyav"}
@@ -81,7 +89,7 @@ def read_clip(
         stream.thread_type = "AUTO"
         try:
             times, keys = _frame_times(container, stream)
-            numbers = [i * len(times) // count for i in range(count)] if len(times) > count else [*range(len(times))]
+            numbers = _evenly(len(times), count)
             if not numbers:
                 raise ImageError(f"{name} has no frames.")
             pixels = stream.width * stream.height
@@ -98,6 +106,44 @@ def read_clip(
             raise ImageError(f"{name} is a truncated or damaged video.") from error
         rate = stream.average_rate or stream.base_rate
     return Clip(frames, numbers, len(times), float(rate) if rate else 24.0)
+
+
+def read_frames(folder: str | Path, count: int, *, max_pixels: int = MAX_PIXELS) -> Clip:
+    """Take `count` frames, evenly spread as by `read_clip`, of a folder of images, which are its frames by name.
+
+    The time between them is not known and taken to be a second. Raises `ImageError` for a folder without images, frames
+    of several sizes, and more than `max_pixels` in all.
+
+    >>> read_frames("no-such-folder", 8)
+    Traceback (most recent call last):
+    ...
+    vlprune.media.image.ImageError: there is no folder 'no-such-folder'.
+    """
+    import numpy as np
+
+    name, folder = repr(str(folder)), Path(folder)
+    if not folder.is_dir():
+        raise ImageError(f"there is no folder {name}.")
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGE_ENDINGS)
+    if not files:
+        raise ImageError(f"{name} has no frames: images whose names end in {', '.join(IMAGE_ENDINGS)}.")
+    numbers = _evenly(len(files), count)
+    frames: list[np.ndarray] = []
+    for number in numbers:
+        frame = np.asarray(open_image(files[number], max_pixels=max_pixels // len(numbers)))
+        if frames and frame.shape != frames[0].shape:
+            raise ImageError(f"{name} has frames of several sizes: {files[number].name!r} is not as {files[0].name!r}.")
+        frames.append(frame)
+    return Clip(frames, numbers, len(files), 1.0)
+
+
+def _evenly(total: int, count: int) -> list[int]:
+    """The numbers of `count` frames out of `total`, evenly spread from the first on; all, if there are fewer.
+
+    >>> _evenly(10, 4), _evenly(3, 4)
+    ([0, 2, 5, 7], [0, 1, 2])
+    """
+    return [i * total // count for i in range(count)] if total > count else [*range(total)]
 
 
 def _open_container(path: Path) -> tuple[Any, Any]:

@@ -55,7 +55,7 @@ def choose_tokens(
     """
     budget = Budget.of(method.keep)
     if budget.adaptive is not None and not method.adapts:
-        raise ValueError(f"keep={budget}: {method.name} keeps a fixed number; script adapts it to the image.")
+        raise ValueError(f"keep={budget}: {method.name} keeps a fixed number; script_plus adapts it to the image.")
     drop = torch.zeros_like(ids, dtype=torch.bool)
     order = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
     choice = Choice(embeds, drop, order)

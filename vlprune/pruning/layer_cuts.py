@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vlprune.pruning.call_state import ForwardPass
-from vlprune.pruning.check_selection import check_cut
+from vlprune.pruning.check_selection import call_cut, check_cut, naming_method
 from vlprune.pruning.generation_settings import cache_length
 from vlprune.pruning.layer_attention import attention_rows, check_decoder
 from vlprune.pruning.layer_plan import CutGroup
@@ -72,7 +72,8 @@ class LayerCuts:
         check_decoder(model)
         self.decoder, self.method, self.renumber = model.get_decoder(), method, renumber
         self.layers = list(self.decoder.layers)
-        self.layers_cut_before = sorted(dict(replace(method, keep=1.0).cut_schedule(1, len(self.layers))))
+        with naming_method(method):
+            self.layers_cut_before = sorted(dict(replace(method, keep=1.0).cut_schedule(1, len(self.layers))))
         replace(method, keep=1.0).layer_budgets(1, len(self.layers))  # refuses layers that the model has not
         self._pass: _DecoderPass | None = None
 
@@ -174,7 +175,8 @@ class _DecoderPass:
             group.weights = torch.ones(len(group.rows), 1, device=embeds.device)
             if self.owner.method.uses_raters:
                 text = embeds[group.rows, self.scoring[group.rows[:, 0]]]
-                group.weights = self.owner.method.text_weights(embeds[group.rows, group.columns], text, group.text)
+                with naming_method(self.owner.method):
+                    group.weights = self.owner.method.text_weights(embeds[group.rows, group.columns], text, group.text)
 
     def before_layer(self, number: int, layer: Any, hidden: Tensor, kwargs: dict[str, Any]) -> Any:
         """What a layer gets in place of these hidden states and arguments; None if that is right."""
@@ -287,10 +289,10 @@ class _DecoderPass:
         scores = (attention[group.rows[:, 0]] * group.weights[..., None]).sum(dim=1).gather(1, group.columns)
         if group.scores is None:
             group.scores = group.tokens, scores
-        chosen = self.owner.method.cut(scores, made.hidden[group.rows, group.columns], keep)
+        chosen = call_cut(self.owner.method, scores, made.hidden[group.rows, group.columns], keep)
         check_cut(self.owner.method, chosen, scores, keep)
         stay = chosen.kept
-        if chosen.centres is not None:
+        if chosen.centres is not None and chosen.merged is not None:
             at, size = group.columns.gather(1, chosen.centres), made.drop.shape[1]
             made.hidden = made.hidden.index_put((group.rows, at), chosen.merged)
             made.order[group.rows, at] = group.columns[:, -1:] * (size + 1) + 1 + torch.arange(at.shape[1]).to(at)

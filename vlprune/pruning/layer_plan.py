@@ -83,8 +83,9 @@ def plan_layers(
         behind = words[rows[:, 0]] & (text[rows[:, 0]] > columns[:, -1:])
         behind |= ~behind.any(dim=1, keepdim=True) & (text[rows[:, 0]] == last[rows[:, 0]])
         owners = [(image.row, image.image) for image, _, _ in pool]
-        ratio = Budget.of(method.keep).ratio is not None
-        steps = (method if ratio else replace(method, keep=share)).layer_budgets(n, layers)
+        budget = Budget.of(method.keep)
+        relative = budget.ratio is not None or budget.layer_average is not None  # to n: the method works out the counts
+        steps = (method if relative else replace(method, keep=share)).layer_budgets(n, layers)
         groups.append(CutGroup(rows, columns, tokens, owners, steps, behind))
     if all(step.keep == group.tokens.shape[1] for group in groups for step in group.steps):
         return None

@@ -55,7 +55,8 @@ def clean_question(text: str, drop: Iterable[str] = ()) -> str:
 class QuestionFinder:
     """Finds the question of each row of a prompt, and embeds it.
 
-    The question is the one that the user gave, else the last user turn of the prompt. With a processor (or tokenizer)
+    The question is the one that the user gave, else the last user turn of the prompt; wherever it comes from,
+    `clean_question` cleans it. With a processor (or tokenizer)
     the turn is cut out of the decoded prompt by its chat template. Without one, it is what follows the last image, less
     special tokens, and has no text.
     """
@@ -66,14 +67,16 @@ class QuestionFinder:
         self._turn_marks = user_turn_marks(processor)
         self._placeholders = placeholders
         self._special_ids = _special_ids(model) | placeholders
+        self._special_words = special_words(self._tokenizer, placeholders) if self._tokenizer is not None else []
         self._warned = False
-        self._needed = bool(method.needs_query)
+        self._needed = bool(method.reads_question)
         self._sign: int | None = getattr(method, "sign", None)
-        self._dual = load_dual_encoder(dual_encoder, model, processor) if dual_encoder is not None else None
+        pooling = getattr(method, "pooling", "auto")
+        self._dual = load_dual_encoder(dual_encoder, model, processor, pooling) if dual_encoder is not None else None
         wanted = getattr(method, "relevance", "auto")
         if wanted == "clip" and self._dual is None:
             raise ValueError(
-                "relevance='clip' needs attach(..., dual_encoder=): a CLIPModel, or the id or path of one."
+                "relevance='clip' needs attach(..., dual_encoder=): a CLIPModel, the id or path of one, or 'auto'."
             )
         self._source = "clip" if self._dual is not None and wanted != "llm" else "llm"
 
@@ -111,7 +114,9 @@ class QuestionFinder:
         found: dict[int, tuple[str | None, list[int]]] = {}
         for row in wanted:
             text = given[row]
-            if text is None and query is not None and not isinstance(query, str):
+            if text is not None:
+                text = clean_question(text, self._special_words)
+            elif query is not None and not isinstance(query, str):
                 raise ValueError(f"query[{row}] is None, but row {row} of the prompt has an image: pass its question.")
             ids: list[int] = []
             if text is None and self._tokenizer is None:
@@ -122,6 +127,8 @@ class QuestionFinder:
                 if self._tokenizer is not None:
                     ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
             if not ids and not (text or "").strip():
+                if given[row] is not None:
+                    raise ValueError(f"query={given[row]!r}: there is no question in it: pass query= with its text.")
                 raise ValueError(f"no question was found in row {row} of the prompt: pass query= with its text.")
             found[row] = (text, ids)
         return found
@@ -142,23 +149,55 @@ class QuestionFinder:
 
     def _last_user_turn(self, ids: list[int]) -> str:
         """The words of the last user turn in a row of token ids."""
-        tokenizer = self._tokenizer
-        images = [tokenizer.decode([placeholder]) for placeholder in sorted(self._placeholders)]
-        special = [token for token in tokenizer.all_special_tokens if token] + images
-        text = tokenizer.decode([token for token in ids if token not in self._placeholders], skip_special_tokens=False)
-        if self._turn_marks is not None:
-            turn = last_between(text, *self._turn_marks)
-            if turn is not None:
-                return clean_question(turn, special)
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    "vlprune: the chat template's user turn was not found in the prompt; "
-                    "the text after the last image is taken as the question (pass query= to say it yourself).",
-                    stacklevel=2,
-                )
-        last = max((i for i, token in enumerate(ids) if token in self._placeholders), default=-1)
-        return clean_question(tokenizer.decode(ids[last + 1 :], skip_special_tokens=True), special)
+        text, found = last_user_turn(ids, self._tokenizer, self._placeholders, self._turn_marks)
+        if not found and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "vlprune: the chat template's user turn was not found in the prompt; "
+                "the text after the last image is taken as the question (pass query= to say it yourself).",
+                stacklevel=2,
+            )
+        return text
+
+
+def last_user_turn(
+    ids: list[int], tokenizer: Any, placeholders: set[int], turn_marks: tuple[str, str] | None
+) -> tuple[str, bool]:
+    """The words of the last user turn in a prompt's token ids; and False if its chat template's marks are not in it.
+
+    `turn_marks` is what the template writes around a user's turn. Without them, or where they are not found, the turn
+    is what follows the last image.
+    """
+    special = special_words(tokenizer, placeholders)
+    if turn_marks is not None:
+        text = tokenizer.decode([token for token in ids if token not in placeholders], skip_special_tokens=False)
+        turn = last_between(text, *turn_marks)
+        if turn is not None:
+            return clean_question(turn, special), True
+    last = max((i for i, token in enumerate(ids) if token in placeholders), default=-1)
+    after = tokenizer.decode(ids[last + 1 :], skip_special_tokens=True)
+    return clean_question(after, special), turn_marks is None
+
+
+def special_words(tokenizer: Any, placeholders: set[int]) -> list[str]:
+    """What a tokenizer writes for special tokens and for those that stand for images."""
+    images = [tokenizer.decode([placeholder]) for placeholder in sorted(placeholders)]
+    return [token for token in tokenizer.all_special_tokens if token] + images
+
+
+def warn_of_llm_relevance(method: Any, dual_encoder: Any, has_dual_encoder: bool, stacklevel: int = 1) -> None:
+    """Warn that relevance falls back to the LLM's embeddings, if it does, and say how to avoid it.
+
+    `has_dual_encoder` says whether the model's tower comes from a CLIP or SigLIP.
+    """
+    if not method.reads_question or dual_encoder is not None or getattr(method, "relevance", "llm") != "auto":
+        return
+    how = 'pass dual_encoder= ("auto" finds a published one), ' if has_dual_encoder else ""
+    warnings.warn(
+        f"vlprune: {method.name} compares question and tokens by the LLM's embeddings, for there is no dual encoder: "
+        f'{how}relevance="none" to do without the question, or relevance="llm" if that is meant.',
+        stacklevel=stacklevel + 1,
+    )
 
 
 @dataclass(frozen=True)

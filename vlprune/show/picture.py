@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from vlprune.media.outputs import picture_metadata
+from vlprune.media.outputs import picture_metadata, replace_when_done
 from vlprune.record import Record
 from vlprune.show.panels import MAPS, Mark, draw_image, draw_kept, draw_scores
 from vlprune.show.sheet import Sheet, lay_out
@@ -156,13 +156,13 @@ def save_picture(
     **options: Any,
 ) -> None:
     """Write `draw_picture(image, records, ...)` to a file, in the format that its name ends in."""
-    with fallback_fonts():
-        draw_picture(image, records, **options).savefig(path, dpi=110, **picture_metadata(path))
+    with fallback_fonts(), replace_when_done(path) as half:
+        draw_picture(image, records, **options).savefig(half, dpi=110, **picture_metadata(path))
 
 
 def save_contact_sheet(
     path: str | Path, image: Image.Image | Sequence[Image.Image], records: Mapping[str, Record], **options: Any
 ) -> None:
     """Write `draw_contact_sheet(image, records, ...)` to a file, in the format that its name ends in."""
-    with fallback_fonts():
-        draw_contact_sheet(image, records, **options).savefig(path, dpi=110, **picture_metadata(path))
+    with fallback_fonts(), replace_when_done(path) as half:
+        draw_contact_sheet(image, records, **options).savefig(half, dpi=110, **picture_metadata(path))

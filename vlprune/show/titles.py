@@ -6,12 +6,14 @@ import re
 import textwrap
 import unicodedata
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vlprune.show.panels import escape_formulas
 
-TITLE_LINES = 3  # of a title at most
+TITLE_LINES = 3  # of a title, but for one with a long answer
+ARROW = " → "  # between a question and its answer
 CHARACTER_INCHES = 0.0105  # width of a character of bold text, per point of its size
 #: Fonts that are tried for a character in turn, those of them that the machine has.
 FONTS = (
@@ -38,19 +40,41 @@ FONTS = (
 
 
 def fit_title(text: str, inches: float, size: float) -> str:
-    """A title in lines that are so many inches wide at a font's size, three at most; a longer one is shortened.
+    """A title in lines that are so many inches wide at a font's size, three if that can be.
 
-    Dollar signs are escaped: matplotlib would read what is between two as a formula.
+    Of a longer one the middle is left out, but never an answer, which is what follows an arrow. Dollar signs are
+    escaped: matplotlib would read what is between two as a formula.
 
     >>> fit_title("is it $5 or $6?", 9.0, 11)
     'is it \\\\$5 or \\\\$6?'
-    >>> fit_title("why " * 80, 3.0, 11).splitlines()
-    ['why why why why why why', 'why why why why why why', 'why why why why why ...']
+    >>> fit_title("what is it? " * 80 + "→ a green star", 3.0, 11).splitlines()
+    ['what is it? what is it?', 'what ... what is it? what', 'is it? → a green star']
     """
     wide = any(unicodedata.east_asian_width(letter) in "WF" for letter in text)
     width = max(8, int(inches / (CHARACTER_INCHES * size * (1 + wide))))
-    lines = textwrap.wrap(text, width, max_lines=TITLE_LINES, placeholder=" ...")
-    return escape_formulas("\n".join(lines))
+    return escape_formulas(textwrap.fill(_without_middle(text, width), width))
+
+
+def _without_middle(text: str, width: int) -> str:
+    """A text without as much of the middle of its question as is too long for three lines of that width.
+
+    An answer that needs these lines for itself leaves one for the question.
+    """
+    question, arrow, answer = text.rpartition(ARROW) if ARROW in text else (text, "", "")
+    most = max(TITLE_LINES, 1 + len(textwrap.wrap(arrow + answer, width)))
+    if len(textwrap.wrap(text, width)) <= most:
+        return text
+    units, glue = question.split(), " "
+    if max(map(len, units), default=0) > width:  # not written in words
+        units, glue = list(question), ""
+
+    def shortened(kept: int) -> str:
+        ends = glue.join(units[: kept - kept // 2]), glue.join(units[len(units) - kept // 2 :])
+        return f"{ends[0]} ... {ends[1]}{arrow}{answer}"
+
+    counts = range(2, len(units))
+    too_long = bisect_left(counts, True, key=lambda kept: len(textwrap.wrap(shortened(kept), width)) > most)
+    return shortened(counts[max(0, too_long - 1)] if counts else len(units))
 
 
 @contextmanager
