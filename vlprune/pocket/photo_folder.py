@@ -1,0 +1,119 @@
+"""The photo model as a folder: weights in 8 bits, its settings and words beside them, read by `--model photo`.
+
+A matrix is stored as whole numbers from −127 to 127 and one scale a row; everything else in half precision.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = "weights8.safetensors"
+_SCALE = ".scale"
+
+
+def find_folder() -> Path | None:
+    """The folder `models/photo` of the checkout that this package lies in; None where there is none.
+
+    >>> folder = find_folder()
+    >>> folder is None or folder.name
+    ...  # doctest: +SKIP
+    'photo'
+    """
+    folder = Path(__file__).resolve().parents[2] / "models" / "photo"
+    return folder if is_photo_folder(folder) else None
+
+
+def is_photo_folder(folder: Path) -> bool:
+    """Whether the folder was written by `write_folder`."""
+    return (folder / WEIGHTS).is_file()
+
+
+def pack_8_bits(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with each (rows, columns) matrix as int8, and a float16 (rows, 1) `NAME.scale` beside it.
+
+    >>> import torch
+    >>> packed = pack_8_bits({"a": torch.tensor([[1.0, -0.5], [0.0, 0.0]]), "b": torch.tensor([3.0])})
+    >>> packed["a"].tolist(), packed["a.scale"].shape, packed["b"].dtype
+    ([[127, -64], [0, 0]], torch.Size([2, 1]), torch.float16)
+    """
+    import torch
+
+    packed = {}
+    for name, value in weights.items():
+        if value.ndim != 2:
+            packed[name] = value.half()
+            continue
+        # the smallest half that is not denormal: a row of zeros must not divide by zero
+        scale = (value.float().abs().amax(dim=1, keepdim=True) / 127).clamp(min=6.2e-5).half()
+        packed[name] = (value.float() / scale.float()).round().clamp(-127, 127).to(torch.int8)
+        packed[name + _SCALE] = scale
+    return packed
+
+
+def unpack_8_bits(packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights in float32 from what `pack_8_bits` gave; off by at most half a step of the row's scale.
+
+    >>> import torch
+    >>> row = torch.tensor([[1.0, -0.5, 0.25]])
+    >>> (unpack_8_bits(pack_8_bits({"a": row}))["a"] - row).abs().max().item() <= 0.5 / 127 + 1e-3
+    True
+    """
+    return {
+        name: value.float() * packed[name + _SCALE].float() if name + _SCALE in packed else value.float()
+        for name, value in packed.items()
+        if not name.endswith(_SCALE)
+    }
+
+
+def write_folder(trained: Path, folder: Path) -> int:
+    """Write the model that `train_photo` saved in `trained` to `folder` in 8 bits; its weights' size in bytes."""
+    from safetensors.torch import load_file, save_file
+
+    parts = {"": trained, "clip.": trained / "clip"}
+    weights: dict[str, Tensor] = {}
+    for prefix, place in parts.items():
+        files = sorted(place.glob("model*.safetensors"))
+        if not files:
+            raise FileNotFoundError(f"{place}: there is no model.safetensors.")
+        weights |= {prefix + name: value for file in files for name, value in load_file(file).items()}
+    (folder / "clip").mkdir(parents=True, exist_ok=True)
+    save_file(pack_8_bits(weights), folder / WEIGHTS, metadata={"format": "pt"})
+    for place in (Path(), Path("clip")):
+        for file in [*(trained / place).glob("*.json"), *(trained / place).glob("*.jinja")]:
+            if not file.name.startswith("checkpoint") and not file.name.endswith(".index.json"):
+                shutil.copyfile(file, folder / place / file.name)
+    return (folder / WEIGHTS).stat().st_size
+
+
+def load_folder(folder: Path) -> tuple[Any, Any, tuple[Any, Any]]:
+    """(LLaVA in float32, its processor, (dual encoder, its tokenizer)) of a folder that `write_folder` wrote."""
+    from safetensors.torch import load_file
+    from transformers import AutoProcessor, AutoTokenizer, CLIPModel, LlavaForConditionalGeneration
+
+    weights = unpack_8_bits(load_file(folder / WEIGHTS))
+    clip_weights = {n.removeprefix("clip."): v for n, v in weights.items() if n.startswith("clip.")}
+    model_weights = {n: v for n, v in weights.items() if not n.startswith("clip.")}
+    model = _assemble(LlavaForConditionalGeneration, folder, model_weights)
+    clip = _assemble(CLIPModel, folder / "clip", clip_weights)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "clip")
+    return model, AutoProcessor.from_pretrained(folder), (clip, tokenizer)
+
+
+def _assemble(kind: Any, folder: Path, weights: dict[str, Tensor]) -> Any:
+    """The model of that class with these weights, by transformers' own names for them; every one must fit."""
+    import torch
+
+    config = kind.config_class.from_pretrained(folder)
+    model, found = kind.from_pretrained(
+        None, config=config, state_dict=weights, dtype=torch.float32, output_loading_info=True
+    )
+    if found["missing_keys"] or found["unexpected_keys"]:
+        odd = sorted({*found["missing_keys"], *found["unexpected_keys"]})
+        raise ValueError(f"{WEIGHTS} does not fit config.json: {', '.join(odd[:4])}")
+    return model.eval()
