@@ -4,12 +4,14 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 VLLM := .venv-vllm/bin
 VLLM_STAMP := .venv-vllm/.ready
+LMMS := .venv-lmms/bin
+LMMS_STAMP := .venv-lmms/.ready
 STUDIO := .venv-studio/bin
 STUDIO_STAMP := .venv-studio/.ready
 # pip's own wheel folders, if it has any, are given to uv too, which does not read pip's settings
 LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
-.PHONY: demo test test-integrations test-studio lint bench clean
+.PHONY: demo test test-integrations test-lmms-eval test-studio lint bench clean
 
 demo: $(STAMP)  ## answer questions about a drawn scene from 64 of 576 visual tokens
 	$(BIN)/vlprune demo
@@ -17,8 +19,11 @@ demo: $(STAMP)  ## answer questions about a drawn scene from 64 of 576 visual to
 test: lint  ## lint, types and tests
 	$(BIN)/pytest -n 2 --dist loadfile
 
-test-integrations: $(VLLM_STAMP) test-studio  ## the tests in a browser, and those inside a real vLLM, in an environment of its own
+test-integrations: $(VLLM_STAMP) test-lmms-eval test-studio  ## the tests in a browser, and those inside the real lmms-eval and vLLM, each in an environment of its own
 	PYTHONPATH=tests/integrations/vllm/site:. $(VLLM)/python -m pytest tests/integrations/vllm
+
+test-lmms-eval: $(LMMS_STAMP)  ## the tests inside a real lmms-eval
+	PYTHONPATH=tests/integrations/vllm/site:. $(LMMS)/python -m pytest tests/integrations/lmms_eval
 
 test-studio: $(STUDIO_STAMP)  ## the studio's tests in a real browser, in an environment of its own
 	@command -v chromium >/dev/null || { echo "the studio's tests need Chromium: apt-get install chromium"; exit 1; }
@@ -34,7 +39,7 @@ bench: $(STAMP)  ## time selection and the pruned model on this machine
 	$(BIN)/python benchmarks/pocket.py
 
 clean:
-	rm -rf .venv .venv-vllm .venv-studio
+	rm -rf .venv .venv-vllm .venv-lmms .venv-studio
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -50,6 +55,13 @@ $(VLLM_STAMP): $(STAMP) pyproject.toml tests/integrations/vllm/requirements.txt
 	$(BIN)/uv pip uninstall --python $(VLLM)/python torchaudio torchcodec
 	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(VLLM)/python --no-deps -e .
 	touch $(VLLM_STAMP)
+
+INSTALL_LMMS := UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(LMMS)/python -r tests/integrations/lmms_eval/requirements.txt
+$(LMMS_STAMP): $(STAMP) pyproject.toml tests/integrations/lmms_eval/requirements.txt
+	test -x $(LMMS)/python || $(BIN)/uv venv --python $(BIN)/python .venv-lmms
+	$(INSTALL_LMMS) || $(INSTALL_LMMS)
+	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(LMMS)/python --no-deps -e .
+	touch $(LMMS_STAMP)
 
 INSTALL_STUDIO := UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(STUDIO)/python -r tests/integrations/studio/requirements.txt
 $(STUDIO_STAMP): $(STAMP) pyproject.toml tests/integrations/studio/requirements.txt

@@ -30,7 +30,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attributes):
         given = dict(attributes)
         self.sources += [given[name] for name in ("src", "href", "srcset") if name in given]
-        assert tag not in ("script", "link", "iframe")
+        assert tag not in ("link", "iframe")
+        assert tag != "script" or not given  # ours alone, in the page itself
         if tag not in self.EMPTY:
             self.open.append(tag)
         if tag == "img":
@@ -191,3 +192,24 @@ def test_refusals(program, tmp_path, finished):
     assert "was not made by vlprune" in program("report", finished, "-o", "own.html")[2]
     for force in (("--force",), ()):
         assert program("report", finished, "-o", "own.html", *force)[0] == 0
+
+
+def test_it_opens_with_a_summary(program):
+    """What was asked, the best method at each budget with its interval and who is level with it, and the curves."""
+    assert program("eval", "--methods", "script,random", "--keep", "64,4", "--questions", 2, "--out", "run")[0] == 0
+    assert program("report", "run")[0] == 0
+    text = Path("report.html").read_text()
+    page, found = Page(text), json.loads(Path("run/result.json").read_text())
+    summary = text[text.index('id="summary"') : text.index('id="run1"')]
+    assert "model pocket, split test, questions 2" in summary
+    assert summary.count("<img") == text.count("<img") == 1
+    (head, *rows), scores = page.tables[0], found["data"]["scores"]
+    assert head == ["keep", "best", "right", "level with it"]
+    assert [row[0] for row in rows] == ["64", "4"]
+    for keep, best, right, level in rows:
+        shares = {name: scores[f"{name}@{keep}"]["accuracy"] for name in ("script", "random")}
+        other = "random" if best == "script" else "script"
+        assert shares[best] == max(shares.values())
+        low, high = scores[f"{best}@{keep}"]["interval"]
+        assert right == f"{100 * shares[best]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        assert level == (other if scores[f"{other}@{keep}"]["interval"][1] >= shares[best] else "nobody")

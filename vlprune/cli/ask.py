@@ -87,8 +87,11 @@ def ask(
     answer, record = decode_answer(loaded, run), join_records(pruner.records)
     warn_of_limits(loaded, shown, question, answer)
     if target is not None:
+        from vlprune.show import picture_title
+
         background = picture_backgrounds(loaded, inputs, shown, record)
-        write_picture(target, background, [record], titles=[f"{question} → {answer or '(nothing)'}"])
+        title = picture_title(question, answer, f"{method}, {record.after:,} of {record.before:,} tokens")
+        write_picture(target, background, [record], titles=[title])
     if as_json:
         found = {"question": question, "answer": answer, "model": model, "method": method, "keep": format_keep(chosen)}
         print(json.dumps({**found, "tokens": tokens_as_json(record), "cost": cost_as_json(run)}, indent=2))

@@ -66,10 +66,13 @@ def compare(
         results = compare_methods(loaded, methods, inputs, question, tick=steps.advance, **options)
     plain, *others = results
     warn_of_limits(loaded, image, question, plain.answer)
+    from vlprune.show import picture_title
+
     records = {result.name: result.record for result in others if result.records}
     background = picture_backgrounds(loaded, inputs, image, next(iter(records.values())))
     titles = {result.name: result.title for result in results} | {"": plain.title}
-    write_picture(target, background, records, title=question, titles=titles)
+    title = picture_title(question, plain.answer, f"all {plain.accounting.entering:,} tokens")
+    write_picture(target, background, records, title=title, titles=titles)
     assert plain.cost is not None
     vision = plain.cost.latency.vision
     if as_json:

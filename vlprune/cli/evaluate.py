@@ -35,6 +35,7 @@ from vlprune.cli.runs import (
 from vlprune.cli.terminal import show_steps
 
 if TYPE_CHECKING:
+    from vlprune.evaluation.answers import Evaluation
     from vlprune.methods import Method
 
 DEFAULT_BUDGETS = "192,128,64,32,16"
@@ -81,6 +82,24 @@ def evaluate(
         result = evaluate_methods(evaluation, methods)
         result.tables += beside_paper("eval", result.data, describe_run(evaluation))
     write_result(result, evaluation.run_folder.path, as_json)
+    _write_submissions(evaluation, list(result.data["scores"]), as_json)
+
+
+def _write_submissions(evaluation: Evaluation, cells: list[str], quiet: bool) -> None:
+    """Write what the test servers of VQAv2 and VizWiz take, a file for each method, if these were asked."""
+    import json
+
+    from vlprune.evaluation.benchmarks import submission_lines
+
+    folder = evaluation.run_folder
+    for cell in cells:
+        answers = {line["q"]: line["answer"] for line in folder.read_answers(cell)}
+        lines = submission_lines(evaluation.questions, answers)
+        if lines is not None:
+            path = folder.path / f"submission-{cell.replace(' ', '_').replace('/', '_')}.json"
+            path.write_text(json.dumps(lines) + "\n", encoding="utf-8")
+            if not quiet:
+                print(f"wrote {path}")
 
 
 def parse_with_oracle(names: str, keeps: list[str]) -> dict[str, dict[str, Method]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlprune.cli.options import AsJson, Device, EncoderName, split_list
+from vlprune.cli.options import AsJson, Device, split_list
 from vlprune.cli.runs import Out
 from vlprune.cli.terminal import Steps, console, show_steps
 from vlprune.errors import MethodError, UnsupportedModel, UserError
@@ -46,7 +46,13 @@ def reproduce(
     tasks: Annotated[str | None, typer.Option(help="Some of the table's benchmarks, by lmms-eval's names.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Questions of each benchmark; all if not said.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Questions asked at once.")] = 8,
-    dual_encoder: EncoderName = None,
+    dual_encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="A CLIP or SigLIP for relevance; auto: the one known to be the model's; none: the LLM's embeddings. "
+            "As the table needs it, if not said."
+        ),
+    ] = None,
     cuda_graphs: Annotated[bool, typer.Option("--cuda-graphs", help="Run the LLM as CUDA graphs.")] = False,
     device: Device = "auto",
     gpus: Annotated[int, typer.Option(min=1, help="Processes that share the questions, each on a GPU of its own.")] = 1,
@@ -75,7 +81,7 @@ def reproduce(
         raise UserError(
             f"{table}: transformers has no checkpoint of {plan.paper.model} of its own: name one by --model."
         )
-    encoder = dual_encoder or (None if model == "pocket" else plan.setup.dual_encoder)
+    encoder = dual_encoder or ("none" if model == "pocket" else plan.setup.dual_encoder or "none")
     settings: dict[str, Any] = {"model": checkpoint, "dual_encoder": encoder, "limit": limit}
     settings |= {"task_folder": None if task_folder is None else str(task_folder)}
     options: dict[str, Any] = {
@@ -89,7 +95,7 @@ def reproduce(
     def load() -> Any:
         from vlprune.evaluation.load_model import load_model
 
-        return load_model(checkpoint, encoder, device, video=plan.setup.frames > 0)
+        return load_model(checkpoint, None if encoder == "none" else encoder, device, video=plan.setup.frames > 0)
 
     with show_steps(f"loading {checkpoint} and the benchmarks", quiet=as_json) as steps:
         if share is not None:
@@ -99,10 +105,12 @@ def reproduce(
         asked = {"methods": names, "keep": keep, "tasks": tasks}
         run_folder = _open_folder(f"reproduce {table}", out, settings, asked, plan)
         run = _table_run(plan, load() if gpus == 1 else None, run_folder.path, steps, options)
+        steps.begin("answering", len(plan.cells) * run.questions)
         if gpus == 1:
             _answer_all(plan, run, run_folder)
         else:
-            _answer_in_processes(gpus, run_folder.path, steps, plan)
+            told = {**settings, **asked, "batch": batch, "device": device, "cuda_graphs": cuda_graphs or None}
+            _answer_in_processes(gpus, table, told, run_folder.path, lambda done: steps.reach(done, None))
         steps.begin("scoring")
         result = make_result(plan, run, run_folder)
     _write(result, run_folder.path, as_json)
@@ -160,7 +168,7 @@ def _open_folder(
 def _table_run(plan: Plan, loaded: Any, folder: Path, steps: Steps | None, options: Mapping[str, Any]) -> TableRun:
     from vlprune.integrations.lmms_eval.table_run import TableRun
 
-    shown: dict[str, Any] = {} if steps is None else {"tick": steps.advance, "expect": steps.expect}
+    shown: dict[str, Any] = {} if steps is None else {"tick": steps.advance}
     return TableRun(loaded, folder, plan.tasks, **options, **shown)
 
 
@@ -183,37 +191,40 @@ def _answer_share(plan: Plan, loaded: Any, folder: Path, share: str, options: Ma
     run = _table_run(plan, loaded, folder, None, {**options, "share": (int(first), int(count))})
     for cell in plan.cells:
         run.answer(cell.name, cell.method)
+        for one in run.skipped[cell.name]:
+            print(f"vlprune: {cell.name}, {one.key} could not be asked: {one.reason}", flush=True)
 
 
-def _answer_in_processes(count: int, folder: Path, steps: Steps, plan: Plan) -> None:
-    """Start a process for each GPU that answers its share, and wait; shows how many answers there are."""
+def _answer_in_processes(
+    count: int, table: str, told: Mapping[str, Any], folder: Path, reach: Callable[[int], None]
+) -> None:
+    """Start a process for each GPU that answers its share, and wait; `reach` is told how many answers there are.
+
+    `told` are the options of the command, None where one was not said.
+    """
     import subprocess
     import time
 
-    words = [word for word in sys.argv[1:] if not word.startswith(("--out", "--gpus"))]
-    for option in ("--out", "--gpus"):
-        if option in sys.argv[1:]:
-            words.remove(sys.argv[sys.argv.index(option) + 1])
-    steps.begin("answering", plan.answers)
-    started = []
-    for i in range(count):
-        more = ["--out", str(folder), "--share", f"{i}/{count}"]
-        log = (folder / f"process-{i}.log").open("w")
-        given = {**os.environ, "CUDA_VISIBLE_DEVICES": str(i)}
-        command = [sys.executable, "-m", "vlprune", *words, *more]
-        started.append(subprocess.Popen(command, env=given, stdout=log, stderr=log))
+    words = [sys.executable, "-m", "vlprune", "reproduce", table, "--out", str(folder)]
+    for name, value in told.items():
+        option = "--" + name.replace("_", "-")
+        words += [] if value is None else [option] if value is True else [option, str(value)]
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    started, logs = [], [folder / f"process-{i}.log" for i in range(count)]
+    for i, log in enumerate(logs):
+        given = {**os.environ, "CUDA_VISIBLE_DEVICES": devices[i] if len(devices) >= count > 1 else str(i)}
+        with log.open("w") as file:
+            started.append(subprocess.Popen([*words, "--share", f"{i}/{count}"], env=given, stdout=file, stderr=file))
     try:
         while any(one.poll() is None for one in started):
             time.sleep(1)
-            steps.reach(sum(_lines(file) for file in (folder / "answers").glob("*.jsonl")), plan.answers)
+            reach(sum(_lines(file) for file in (folder / "answers").glob("*.jsonl")))
     finally:
         for one in started:
             one.terminate()
     for i, one in enumerate(started):
         if one.returncode != 0:
-            said = (folder / f"process-{i}.log").read_text(errors="replace").strip().splitlines() or [
-                "nothing was said"
-            ]
+            said = logs[i].read_text(errors="replace").strip().splitlines() or ["it said nothing"]
             raise UserError(f"--gpus {count}: process {i} ended with {one.returncode}: {said[-1]}")
 
 

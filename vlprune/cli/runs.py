@@ -29,7 +29,8 @@ Data = Annotated[
     Path | None,
     typer.Option(
         help='In place of drawn scenes: a JSONL file of {"image" or "video", "question", "answer"}, paths relative to '
-        "it; a folder of images for studies that need no answers."
+        "it; an annotation file of POPE, GQA, TextVQA, VQAv2, VizWiz, ScienceQA or ChartQA, or MME's folder "
+        "(docs/benchmarks.md); a folder of images for studies that need no answers."
     ),
 ]
 Match = Annotated[
@@ -109,8 +110,10 @@ class RunOptions:
         if self.data is None:
             found = pocket_questions(self.split, self.questions)
         else:
-            frames = self.frames or DEFAULT_FRAMES
-            found = read_questions(self.data, need_answers, need_boxes=need_boxes, frames=frames)
+            from vlprune.evaluation.benchmarks import read_benchmark
+
+            options: dict[str, Any] = {"need_boxes": need_boxes, "frames": self.frames or DEFAULT_FRAMES}
+            found = read_benchmark(self.data) or read_questions(self.data, need_answers, **options)
         videos = any(question.frames for question in found)
         if self.frames is not None and not videos:
             raise UserError(f"--frames {self.frames}: it is for videos, and there is none to ask about.")

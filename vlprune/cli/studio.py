@@ -28,8 +28,12 @@ def studio(
 
     check_gradio()
     with show_steps(f"loading {model}"):
+        import torch
+
         from vlprune.evaluation.load_model import load_model
 
+        if model == "pocket":
+            torch.set_num_threads(1)  # two took ten times as long where other programs kept the cores busy
         loaded = load_model(model, dual_encoder, device)
         server = Server(loaded, parse_method, port=port, browser=browser)
     with server:

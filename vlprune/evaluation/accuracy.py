@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from vlprune.errors import UserError
 from vlprune.evaluation.answers import AnswerLine, Evaluation
 from vlprune.evaluation.macro_mean import macro_mean
+from vlprune.evaluation.official_scores import official_table
 from vlprune.evaluation.plots import Point, plot_curves
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
@@ -61,6 +62,8 @@ def evaluate_methods(evaluation: Evaluation, methods: Mapping[str, Mapping[str, 
     first = "script" if "script" in methods else next(iter(methods))
     p_values = _p_values(first, methods, lines)
     tables = [_accuracy_table(evaluation, rows, scores, first, p_values)]
+    if any(question.rule and question.answers for question in evaluation.questions):
+        tables.append(official_table(evaluation.questions, [(row.method, row.keep, lines[row.cell]) for row in rows]))
     if len(evaluation.kinds) > 1:
         tables.append(_kinds_table(evaluation, rows, scores))
     tables.append(_discrepancy_table(rows[1:], scores))

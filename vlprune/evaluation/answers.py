@@ -16,7 +16,7 @@ from vlprune.errors import UnsupportedModel, UserError
 from vlprune.evaluation.load_model import LoadedModel, with_loaded_clip
 from vlprune.evaluation.one_question import count_tokens, join_records, prepare_inputs
 from vlprune.evaluation.prefix_cache import PrefixCache, prefix_cache_for, reuse_prefix
-from vlprune.evaluation.questions import ImageQuestion, is_right
+from vlprune.evaluation.questions import ImageQuestion, score_answer
 from vlprune.evaluation.reference_methods import method_for_questions
 from vlprune.evaluation.run_folder import RunFolder
 from vlprune.measure.discrepancy import FirstLogits, next_token_kl
@@ -190,7 +190,7 @@ def _answer_batch(
             model,
             chosen,
             processor=processor,
-            query=[question.text for question in batch.questions],
+            query=[question.query or question.text for question in batch.questions],
             positions=options.positions,
             dual_encoder=loaded.clip,
             feature_cache=options.features,
@@ -337,7 +337,9 @@ class Evaluation:
     ) -> AnswerLine:
         """What the run folder keeps of an answer."""
         entering, average = count_tokens(records)
-        line = {"q": question.number, "answer": text, "right": is_right(text, question.answers, self.match)}
+        score = score_answer(question, text, self.match)
+        line = {"q": question.number, "answer": text, "right": score >= 0.5}
+        line |= {"score": round(score, 6)} if question.rule else {}
         line |= {"entering": entering, "average": round(average, 2)}
         if kl is not None:
             line["kl"] = float(f"{kl:.4g}")

@@ -65,7 +65,7 @@ class Demo:
 
     def picture(self) -> dict[str, Any]:
         """The arguments of `show.save_picture`: a row for each question of the kinds in `PICTURED_KINDS`."""
-        from vlprune.show import Mark
+        from vlprune.show import Mark, picture_title
 
         rows = [answer for answer in self.answers if answer.question.kind in PICTURED_KINDS] or self.answers
         things = [[self.scene.things[i] for i in answer.question.about] for answer in rows]
@@ -73,7 +73,12 @@ class Demo:
         return {
             "image": self.seen,
             "records": [answer.record for answer in rows],
-            "titles": [f"{answer.question.text} → {answer.answers[1]}" for answer in rows],
+            "titles": [
+                picture_title(
+                    answer.question.text, answer.answers[1], f"{answer.record.after} of {answer.record.before} tokens"
+                )
+                for answer in rows
+            ],
             "marks": [[Mark(thing.x, thing.y, 1.3 * thing.radius) for thing in about] for about in things],
             "panel_titles": [_describe_record(answer.record, tokens) for answer, tokens in zip(rows, asked)],
         }

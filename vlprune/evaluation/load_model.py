@@ -96,8 +96,8 @@ def _photo_folder(name: str) -> Path | None:
     folder = find_folder()
     if folder is None:
         raise UserError(
-            "--model photo: there is no folder models/photo beside the package; it comes with a checkout of the "
-            "repository, not with the wheel. Pass its path."
+            "--model photo: there are no weights in models/photo beside the package, where a checkout may have them; "
+            "pass the folder's path instead."
         )
     return folder
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: A point of a curve: x, y, and the ends of y's interval.
 Point = tuple[float, float, float, float]
+#: Colours that colour-blind readers can tell apart (Okabe and Ito, 2008), without the yellow, which is faint on white.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 TICKS = (90, 80, 50, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 ERRORS_ON_A_LOG_SCALE = "errors on a log scale:\nequal steps up cut them by the same factor"
 LINE_OF_TEXT = 0.042  # height of an end label, as a share of the axes'
@@ -27,7 +29,6 @@ def plot_curves(
     itself is drawn where half the smallest error would be, with what comes nearer to it.
     """
     import numpy as np
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.5, 5), layout="constrained")
@@ -41,11 +42,10 @@ def plot_curves(
     for name, value in flat.items():
         axes.axhline(missing(value), color="grey", linestyle="--")
         ends[name] = (max(point[0] for points in curves.values() for point in points), missing(value), "grey")
-    colors = colormaps["tab10"](range(10))
     for i, (name, points) in enumerate(curves.items()):
         at, mean, low, high = np.array(sorted(points)).T
         mean, low, high = missing(mean), missing(low), missing(high)
-        color = "black" if name == "oracle" else colors[i % 10]
+        color = "black" if name == "oracle" else COLORS[i % len(COLORS)]
         # of what is missing, of which a high share of right answers leaves little
         spread = np.array([mean - high, low - mean])
         style: Any = {"linestyle": ":" if name == "oracle" else "-", "marker": "osD^v"[i % 5]}

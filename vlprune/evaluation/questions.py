@@ -35,6 +35,9 @@ class ImageQuestion:
     things; another has its `path`, and `boxes` around what is asked about, where these are known. Of a video so many
     `frames` are shown; 0 means an image. `resolution` is the side of the square that an image is resized to before the
     model's processor gets it, None for none.
+
+    A benchmark's question has a `query`, which is `text` without answer options and hints and is what methods choose
+    tokens by, a `rule` by which it is scored (one of `benchmark_scores.RULES`), and its `source_id` there.
     """
 
     number: int
@@ -48,6 +51,9 @@ class ImageQuestion:
     boxes: tuple[Box, ...] | None = None
     frames: int = 0
     resolution: int | None = None
+    query: str | None = None
+    rule: str = ""
+    source_id: str | None = None
 
     def image(self) -> Image.Image:
         """The image, drawn or opened; of a video its first frame."""
@@ -195,6 +201,15 @@ def normalize_answer(text: str) -> str:
     # many scripts write vowels as marks of their own
     kept = (s if s.isalnum() or s in "-_" or unicodedata.category(s)[0] == "M" else " " for s in signs)
     return " ".join("".join(kept).split())
+
+
+def score_answer(question: ImageQuestion, text: str, match: str = "exact") -> float:
+    """The score of an answer from 0 to 1, by the benchmark's rule or else by `match`; 0 if no answer is known."""
+    from vlprune.evaluation.benchmark_scores import RULES
+
+    if question.rule:
+        return RULES[question.rule](text, question.answers) if question.answers else 0.0
+    return float(is_right(text, question.answers, match))
 
 
 def is_right(text: str, answers: Sequence[str], match: str = "exact") -> bool:

@@ -7,11 +7,13 @@ import json
 import re
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from vlprune.errors import UserError
+from vlprune.evaluation.report_summary import best_by_budget, describe_asked
 from vlprune.evaluation.result import PAPER_TITLE, ResultTable
 from vlprune.evaluation.run_folder import command_line, read_manifest
 from vlprune.media.outputs import MARK, write_text
@@ -27,7 +29,38 @@ th, td { padding: 0.15rem 0.7rem; border-bottom: 1px solid #8884; text-align: le
 tbody tr:hover { background: #8882; }
 .wide { overflow-x: auto; } .note { opacity: 0.75; max-width: 60rem; }
 .notice { border-left: 4px solid #d80; padding-left: 0.7rem; font-weight: bold; }
+#summary img { max-width: 100%; min-width: 38rem; height: auto; }
+#summary { border: 1px solid #8886; border-radius: 8px; padding: 0 1rem 0.5rem; }
+th[role=button] { cursor: pointer; } th[role=button]:focus-visible { outline: 2px solid #0072b2; }
+th[aria-sort=ascending]::after { content: " \\25B2"; } th[aria-sort=descending]::after { content: " \\25BC"; }
 img { max-width: none; background: white; } code { white-space: pre-wrap; overflow-wrap: anywhere; }
+"""
+#: Sorts a table by the column whose head is clicked, or has Enter pressed on it: numbers by value, words by letters.
+SORTING = """
+const number = (text) => {
+  const found = text.replace(/,/g, "").match(/^[+-]?\\d+(\\.\\d+)?(e[+-]?\\d+)?/);
+  return found ? Number(found[0]) : NaN;
+};
+const before = (a, b) => { const x = number(a), y = number(b);
+  return isNaN(x) && isNaN(y) ? a.localeCompare(b) : isNaN(x) ? 1 : isNaN(y) ? -1 : x - y; };
+document.querySelectorAll("table").forEach((table) => {
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  heads.forEach((head, i) => {
+    const sort = () => {
+      const up = head.getAttribute("aria-sort") !== "ascending";
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      const rows = [...body.rows], text = (row) => row.cells[i].textContent.trim();
+      rows.sort((a, b) => up ? before(text(a), text(b)) : before(text(b), text(a)));
+      body.append(...rows);
+    };
+    head.tabIndex = 0; head.setAttribute("role", "button"); head.title = "sort";
+    head.addEventListener("click", sort);
+    head.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(); }
+    });
+  });
+});
 """
 NOT_FINISHED = "{!r} holds a run that is not finished: start it again to go on."
 #: Markdown inside a line, but for code, and the HTML it becomes.
@@ -42,15 +75,16 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> None:
     """Write the page of these runs, in their order; a folder that is given twice is shown once."""
     once = list({Path(folder).resolve(): Path(folder) for folder in folders}.values())
     results = [_read_result(folder) for folder in once]
-    sections = [_run_section(*run, number) for number, run in enumerate(zip(once, results), start=1)]
+    above = _pictured(results)
+    sections = [_run_section(*run, number, above) for number, run in enumerate(zip(once, results), start=1)]
+    names = [name for name, _ in sections]
     title = f"vlprune report: {len(once)} run{'s' * (len(once) > 1)}"
-    links = "".join(f'<li><a href="#run{i}">{name}</a></li>' for i, (name, _) in enumerate(sections, start=1))
     page = (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="{MARK}">\n'
         f"<title>{title}</title>\n"
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
-        f"<body>\n<h1>{title}</h1>\n<ul>{links}</ul>\n{_paper_summary(results)}"
-        f"{''.join(body for _, body in sections)}</body>\n</html>\n"
+        f"<body>\n<h1>{title}</h1>\n{_summary(once, results, names, above)}{_paper_summary(results)}"
+        f"{''.join(body for _, body in sections)}<script>{SORTING}</script>\n</body>\n</html>\n"
     )
     try:
         write_text(path, page)
@@ -68,6 +102,41 @@ def _read_result(folder: Path) -> dict[str, Any]:
     return found
 
 
+def _pictured(results: Sequence[Mapping[str, Any]]) -> int:
+    """The number of the run whose first picture stands in the summary: one with scores, or the first; 0 if none."""
+    have = [number for number, found in enumerate(results, start=1) if found["figures"]]
+    return next((number for number in have if results[number - 1]["data"].get("scores")), next(iter(have), 0))
+
+
+def _summary(folders: Sequence[Path], results: Sequence[Mapping[str, Any]], names: Sequence[str], above: int) -> str:
+    """What was asked, with links; the best method by budget where a run has scores; and the picture of run `above`."""
+    asked = [describe_asked(read_manifest(folder)["settings"]) for folder in folders]
+    items = "".join(
+        f'<li><a href="#run{i}">{name}</a>{f": {escape(words)}" if words else ""}</li>'
+        for i, (name, words) in enumerate(zip(names, asked), start=1)
+    )
+    parts = [f'<section id="summary">\n<h2>In short</h2>\n<ul>{items}</ul>\n']
+    for folder, found in zip(folders, results):
+        evaluated = read_manifest(folder)["settings"]["command"] == "eval"
+        table = best_by_budget(found["data"].get("scores", {})) if evaluated else None
+        if table is not None:
+            of_run = f": {folder.resolve().name}" if len(results) > 1 else ""
+            parts.append(_table_html(replace(table, title=table.title + of_run)))
+    if above:
+        found, folder = results[above - 1], folders[above - 1]
+        name = found["figures"][0]
+        parts.append(_picture_html(f"{found['title']}: {Path(name).stem}", _read_picture(folder, name)))
+    return "".join([*parts, "</section>\n"])
+
+
+def _read_picture(folder: Path, name: str) -> bytes:
+    """A picture of a run."""
+    try:
+        return (folder / name).read_bytes()
+    except FileNotFoundError:
+        raise UserError(NOT_FINISHED.format(str(folder))) from None
+
+
 def _paper_summary(results: Sequence[Mapping[str, Any]]) -> str:
     """What several runs set beside the paper, in one table; nothing where at most one did, which shows its own."""
     beside = [
@@ -81,13 +150,13 @@ def _paper_summary(results: Sequence[Mapping[str, Any]]) -> str:
     return _table_html(ResultTable(PAPER_TITLE, ["run", *beside[0][1]["columns"]], rows, note))
 
 
-def _run_section(folder: Path, found: Mapping[str, Any], number: int) -> tuple[str, str]:
-    """The title of a run with its folder's name, and its section of the page, both as HTML."""
+def _run_section(folder: Path, found: Mapping[str, Any], number: int, above: int) -> tuple[str, str]:
+    """The title of a run with its folder's name, and its section of the page, both as HTML.
+
+    The first picture of run number `above` stands in the summary already.
+    """
     manifest = read_manifest(folder)
-    try:
-        pictures = {name: (folder / name).read_bytes() for name in found["figures"]}
-    except FileNotFoundError:
-        raise UserError(NOT_FINISHED.format(str(folder))) from None
+    pictures = {name: _read_picture(folder, name) for name in found["figures"][number == above :]}
     parts = [f'<section id="run{number}">\n<h2>{render_inline(found["title"])}</h2>\n']
     if found.get("notice"):
         parts.append(f'<p class="notice">{render_inline(found["notice"])}</p>\n')

@@ -190,15 +190,16 @@ class TrainingSet(torch.utils.data.Dataset[Example]):
         rng, step = Random(f"{self.seed} {index}"), index // self.plan.batch
         name = self.order[1][place]
         only_caption = step < self.plan.captions
-        cards = 0 if only_caption else rng.choice([0, 1, 1, 2, 3, 6])
+        hint = self.plan.hint_chance(step)
+        cards = 0 if only_caption else rng.choice([1, 3, 6, 6] if hint else [0, 1, 1, 2, 3, 6])
         inset = not only_caption and rng.random() < 0.3
         scene = random_scene(name, self.names, rng, inset=inset, cards=cards, augment=True)
-        questions = [] if only_caption else ask(scene, self.facts, self.counts, rng, existence=3, others=2)
+        questions = [] if only_caption else ask(scene, self.facts, self.counts, rng, existence=4, others=2)
         if scene.inset is None:
             caption = rng.choice(self.facts[name].captions)
             questions.insert(0, Question("caption", "describe the picture.", caption, ""))
         seen = torch.ones(GRID * GRID, dtype=torch.bool)
-        every, hint = self.plan.patterns, self.plan.hint_chance(step)
+        every = self.plan.patterns
         if every and not only_caption and step % every == every - 1:
             pattern = visible_tokens(scene, rng)
             left = answerable(questions, pattern)
@@ -208,7 +209,7 @@ class TrainingSet(torch.utils.data.Dataset[Example]):
         return Example(pixels_of(scene, self.photographs), seen, look, questions, labels)
 
 
-def test_scenes(
+def unseen_scenes(
     facts: dict[str, Any], counts: ThingCounts, count: int, seed: int
 ) -> list[tuple[Scene, list[Question]]]:
     """Scenes of unseen photographs with questions: `count` each plain, with an inset, with one card, and with three."""

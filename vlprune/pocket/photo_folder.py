@@ -1,6 +1,7 @@
 """The photo model as a folder: weights in 8 bits, its settings and words beside them, read by `--model photo`.
 
 A matrix is stored as whole numbers from −127 to 127 and one scale a row; everything else in half precision.
+`python -m vlprune.pocket.photo_folder TRAINED FOLDER` writes it from what `train_photo` saved.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ def find_folder() -> Path | None:
     """The folder `models/photo` of the checkout that this package lies in; None where there is none.
 
     >>> folder = find_folder()
-    >>> folder is None or folder.name
-    ...  # doctest: +SKIP
-    'photo'
+    >>> folder is None or is_photo_folder(folder)
+    True
     """
     folder = Path(__file__).resolve().parents[2] / "models" / "photo"
     return folder if is_photo_folder(folder) else None
@@ -117,3 +117,17 @@ def _assemble(kind: Any, folder: Path, weights: dict[str, Tensor]) -> Any:
         odd = sorted({*found["missing_keys"], *found["unexpected_keys"]})
         raise ValueError(f"{WEIGHTS} does not fit config.json: {', '.join(odd[:4])}")
     return model.eval()
+
+
+def main() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m vlprune.pocket.photo_folder", description=write_folder.__doc__)
+    parser.add_argument("trained", type=Path, help="the --out of vlprune.pocket.train_photo")
+    parser.add_argument("folder", type=Path, help="models/photo of a checkout, or another place to pass to --model")
+    args = parser.parse_args()
+    print(f"{args.folder / WEIGHTS}: {write_folder(args.trained, args.folder) / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

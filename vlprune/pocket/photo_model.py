@@ -16,7 +16,7 @@ from vlprune.pocket.photo_scenes import GRID, PATCH, SIZE
 from vlprune.pocket.processor import CHAT_TEMPLATE
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, with which DINOv2 was trained
-TEXT_LENGTH = 256  # tokens of the prefix and of all questions and answers on one picture
+WORD_ROOM, PIECE_ROOM = 192, 288  # tokens for all questions and answers on one picture: whole words, or pieces of them
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}"
@@ -197,6 +197,7 @@ class Packer:
         template = processor.apply_chat_template(message, add_generation_prompt=True)
         before, self.after = template.split("<image>")
         self.prefix: list[int] = self.tokenizer(before).input_ids
+        self.room = WORD_ROOM if self.tokenizer.get_vocab() == words.get_vocab() else PIECE_ROOM
         self.known: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
 
     def tokens_of(self, question: str, answer: str) -> tuple[list[int], list[int]]:
@@ -209,8 +210,7 @@ class Packer:
 
     def pack(self, asked: Sequence[Sequence[Question]]) -> dict[str, Tensor]:
         """(B, T) ids, the number of each token's question (−1 is padding), positions, labels and weights."""
-        room = TEXT_LENGTH - len(self.prefix)
-        shape = (len(asked), room)
+        shape = (len(asked), self.room)
         names = {"ids": 0, "question": -1, "position": 0, "label": -100}
         packed = {name: np.full(shape, value, dtype=np.int64) for name, value in names.items()}
         weight = np.zeros(shape, dtype=np.float32)
@@ -219,7 +219,7 @@ class Packer:
             for number, question in enumerate(questions):
                 ask_ids, answer = self.tokens_of(question.text, question.answer)
                 ids = ask_ids + answer[:-1]
-                if at + len(ids) > room:
+                if at + len(ids) > self.room:
                     break
                 span, said = slice(at, at + len(ids)), slice(at + len(ask_ids) - 1, at + len(ids))
                 packed["ids"][b, span] = ids

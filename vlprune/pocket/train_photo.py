@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlprune.pocket.photo_data import Photographs, Plan, TrainingSet, pixels_of, read_splits, test_scenes
+from vlprune.pocket.photo_data import Plan, TrainingSet, pixels_of, read_splits, unseen_scenes
 from vlprune.pocket.photo_model import Network, Packer, build_dual_encoder, build_model, word_list
 from vlprune.pocket.photo_questions import Question
 from vlprune.pocket.photo_scenes import PATCH, SIZE
@@ -176,7 +176,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--checkpoint-seconds", type=float, default=120)
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    new = args.llm == "new"
+    args.depth = args.depth or (10 if new else 0)
+    args.lr = args.lr or (1e-3 if new else 6e-4 if args.depth else 2e-4)
+    return args
 
 
 def parameter_groups(network: Network, rate: float) -> list[dict[str, Any]]:
@@ -240,6 +244,60 @@ def save_model(network: Network, folder: Path) -> None:
     network.packer.words.save_pretrained(folder / "clip")
 
 
+def prepare(args: argparse.Namespace) -> tuple[Network, TrainingSet, list[tuple[Tensor, list[Question]]]]:
+    """The network, the training pictures, and validation scenes (their pixels and questions); writes the processor."""
+    splits = read_splits(args.captions)
+    plan = Plan(args.batch, args.align_steps, args.hint_steps, args.patterns)
+    train = TrainingSet(args.photos, splits["train"], args.seed, plan)
+    scenes = [
+        (pixels_of(scene, train.photographs), asked)
+        for scene, asked in unseen_scenes(splits["dev"], train.counts, args.validation_scenes, seed=1)
+    ]
+    words = build_processor(word_list(splits["train"].values()), size=SIZE, patch=PATCH).tokenizer
+    layers = [int(layer) for layer in args.tower_layers.split(",")]
+    model, processor = build_model(args.tower, layers, args.llm, words, args.width, args.depth)
+    processor.save_pretrained(args.out)
+    clip = build_dual_encoder(model.model.vision_tower, words)
+    return Network(model, clip, Packer(processor, words)), train, scenes
+
+
+def batches(args: argparse.Namespace, train: TrainingSet, packer: Packer, done: int) -> Iterator[dict[str, Tensor]]:
+    """The batches from step `done` to the last."""
+    on_gpu = torch.cuda.is_available()
+    return iter(
+        torch.utils.data.DataLoader(
+            train,
+            batch_size=args.batch,
+            sampler=range(done * args.batch, args.steps * args.batch),
+            num_workers=args.workers,
+            collate_fn=packer,
+            pin_memory=on_gpu,
+            prefetch_factor=4 if args.workers else None,
+        )
+    )
+
+
+def take_step(
+    network: Network, optimizer: Any, packed: dict[str, Tensor], args: argparse.Namespace, step: int
+) -> Tensor:
+    """(2,) the losses of the answers and of the text tower, after one step of the optimizer."""
+    device, aligning = network.prefix.device, step < args.align_steps
+    part = min(1.0, (step + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * step / args.steps)))
+    for group in optimizer.param_groups:
+        frozen = aligning and group["name"] == "llm" and not args.depth
+        group["lr"] = 0.0 if frozen else group["rate"] * part
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
+        features = network.patch_features(packed["pixels"])
+        loss = answer_loss(network, network.image_tokens(features), packed)
+        found = relevance_loss(network, features, packed) if not aligning else loss.new_zeros(())
+    (loss + found).backward()
+    for group in optimizer.param_groups:
+        nn.utils.clip_grad_norm_(group["params"], 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return torch.stack([loss.detach(), found.detach()])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -252,69 +310,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def log(*what: object) -> None:
         print(f"[{time.monotonic() - started:6.1f} s]", *what, flush=True)
 
-    splits = read_splits(args.captions)
-    photographs = Photographs(args.photos)
-    plan = Plan(args.batch, args.align_steps, args.hint_steps, args.patterns)
-    train = TrainingSet(args.photos, splits["train"], args.seed, plan)
-    scenes = [
-        (pixels_of(scene, photographs), asked)
-        for scene, asked in test_scenes(splits["dev"], train.counts, args.validation_scenes, seed=1)
-    ]
-    words = build_processor(word_list(splits["train"].values()), size=SIZE, patch=PATCH).tokenizer
-    layers = [int(layer) for layer in args.tower_layers.split(",")]
-    depth = args.depth or (10 if args.llm == "new" else 0)
-    model, processor = build_model(args.tower, layers, args.llm, words, args.width, depth)
-    clip = build_dual_encoder(model.model.vision_tower, words)
-    processor.save_pretrained(args.out)
-    packer = Packer(processor, words)
-    network = Network(model, clip, packer).to(device)
-    log(
-        "LLM",
-        sum(p.numel() for p in model.model.language_model.parameters()) / 1e6,
-        "M, text tower",
-        sum(p.numel() for p in clip.parameters()) / 1e6,
-        "M, vocabulary",
-        len(processor.tokenizer),
+    network, train, scenes = prepare(args)
+    network.to(device)
+    size, text_size = (
+        sum(p.numel() for p in m.parameters()) / 1e6 for m in (network.model.model.language_model, network.clip)
     )
+    log(f"LLM {size:.1f} M, text tower {text_size:.1f} M, vocabulary {len(network.packer.tokenizer)}")
     network.fit_scale(network.patch_features(torch.stack([train[i].pixels for i in range(2 * args.batch)]).to(device)))
-    rate = args.lr or (1e-3 if args.llm == "new" else 6e-4 if depth else 2e-4)
-    optimizer = torch.optim.AdamW(parameter_groups(network, rate), betas=(0.9, 0.98), fused=True)
+    optimizer = torch.optim.AdamW(parameter_groups(network, args.lr), betas=(0.9, 0.98), fused=True)
     done, best = 0, 0.0
     if (args.out / "checkpoint.json").exists():
         done, best = load_checkpoint(args.out, network, optimizer)
         log("goes on from step", done)
     if device.type == "cuda":
-        for layer in model.model.language_model.layers:
+        for layer in network.model.model.language_model.layers:
             layer.compile()
-    loader = iter(
-        torch.utils.data.DataLoader(
-            train,
-            batch_size=args.batch,
-            sampler=range(done * args.batch, args.steps * args.batch),
-            num_workers=args.workers,
-            collate_fn=packer,
-            pin_memory=device.type == "cuda",
-            prefetch_factor=4 if args.workers else None,
-        )
-    )
-    history, saved = [], time.monotonic()
+    loader, history, saved = batches(args, train, network.packer, done), [], time.monotonic()
     for step in range(done, args.steps):
         packed = {name: value.to(device, non_blocking=True) for name, value in next(loader).items()}
-        aligning = step < args.align_steps
-        rate = min(1.0, (step + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * step / args.steps)))
-        for group in optimizer.param_groups:
-            frozen = aligning and group["name"] == "llm" and not depth
-            group["lr"] = 0.0 if frozen else group["rate"] * rate
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            features = network.patch_features(packed["pixels"])
-            loss = answer_loss(network, network.image_tokens(features), packed)
-            found = relevance_loss(network, features, packed) if not aligning else loss.new_zeros(())
-        (loss + found).backward()
-        for group in optimizer.param_groups:
-            nn.utils.clip_grad_norm_(group["params"], 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        history.append(torch.stack([loss.detach(), found.detach()]))
+        history.append(take_step(network, optimizer, packed, args, step))
         last = step + 1 == args.steps
         if step in (4, 19, 99) or (step + 1) % 250 == 0 or last:
             recent = torch.stack(history[-100:]).mean(0).tolist()

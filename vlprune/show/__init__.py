@@ -2,5 +2,6 @@
 
 from vlprune.show.panels import Mark
 from vlprune.show.picture import draw_contact_sheet, draw_picture, save_contact_sheet, save_picture
+from vlprune.show.titles import picture_title
 
-__all__ = ["Mark", "draw_contact_sheet", "draw_picture", "save_contact_sheet", "save_picture"]
+__all__ = ["Mark", "draw_contact_sheet", "draw_picture", "picture_title", "save_contact_sheet", "save_picture"]

@@ -39,6 +39,18 @@ FONTS = (
 )
 
 
+def picture_title(question: str, answer: str | None, budget: str) -> str:
+    """The title of a picture: what was asked, what was answered, and how many tokens that took.
+
+    >>> picture_title("what is it?", "a star", "script, 64 of 576 tokens")
+    'what is it? → a star (script, 64 of 576 tokens)'
+    >>> picture_title("what is it?", None, "64 of 576 tokens")
+    'what is it? (64 of 576 tokens)'
+    """
+    said = "" if answer is None else f"{ARROW}{answer or '(nothing)'}"
+    return f"{question}{said} ({budget})"
+
+
 def fit_title(text: str, inches: float, size: float) -> str:
     """A title in lines that are so many inches wide at a font's size, three if that can be.
 

@@ -63,12 +63,14 @@ def draw_canvas(
             )
     marks = "".join(_mark(sheet, token, number) for number, token in enumerate(picked, start=1))
     labels = "".join(
-        f'<text x="{cell.box.left + 6:g}" y="{cell.box.top + 22:g}">{escape(cell.label)}</text>' for cell in sheet.cells
+        f'<text x="{cell.box.left + 6:g}" y="{cell.box.top + 0.03 * width:g}">{escape(cell.label)}</text>'
+        for cell in sheet.cells
     )
     said = f"{len(chosen['kept'])} of {record.before} visual tokens kept, shown on {sheet.title}"
     shows = "map" if colours else "plain"
     return (
         f'<figure class="vlp-canvas {shows}"><svg viewBox="0 0 {width} {height}" role="img" tabindex="0" '
+        f'style="--unit:{width / 100:g}px" '
         f'aria-label="{escape(said)}. Arrow keys move from token to token, Enter picks one.">'
         f'<image width="{width}" height="{height}" href="{_data_url(sheet)}"/>{"".join(rects)}{labels}{marks}</svg>'
         f'{legend}<figcaption aria-live="polite">{escape(said)}. Point at a token for its numbers; pick two to compare '

@@ -25,7 +25,8 @@ def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: s
         for row in rows
     )
     return (
-        f'<div class="vlp-wide" tabindex="0"><table><caption>{escape(caption)}</caption>'
+        f'<p class="vlp-note">{escape(caption)}</p><div class="vlp-wide" tabindex="0">'
+        f'<table aria-label="{escape(caption)}">'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

@@ -14,6 +14,7 @@ from vlprune.evaluation.one_question import describe_counts
 from vlprune.evaluation.reference_methods import ALL_TOKENS
 from vlprune.methods import Method
 from vlprune.record import Record
+from vlprune.show import picture_title
 from vlprune.studio.canvas import EMPTY, available_overlays, draw_canvas
 from vlprune.studio.explain import compute_steps, describe_steps, explained_script
 from vlprune.studio.fragments import answers_html, compare_html, cost_html, pair_html, steps_html
@@ -116,8 +117,9 @@ class Visit:
         if len(self._picked) < 2 or self._asked is None:
             return pair_html(None)
         script = explained_script(self._method(self._asked), self._record.after)
-        settings = {"tau": script.tau if not isinstance(script.tau, str) else 0.3, "graph": script.graph}
-        return pair_html(self.session.pair(self._asked.question, *self._picked, **settings))
+        tau = 0.3 if isinstance(script.tau, str) else script.tau
+        first, second = self._picked
+        return pair_html(self.session.pair(self._asked.question, first, second, tau=tau, graph=script.graph))
 
     def explain(self) -> str:
         """Script's five steps, with the numbers of the token that was picked last, or else of the first kept one."""
@@ -171,8 +173,11 @@ class Visit:
         choice, asked = self._checked_choice()
         name, method = self.session.loaded.name, self._method(asked)
         told = record_json(name, asked.question, method, choice.record, self._answer)
-        title = asked.question if self._answer is None else f"{asked.question} → {self._answer or '(nothing)'}"
-        return write_files(folder, self.session.shown, choice.background, choice.record, title, told)
+        record = choice.record
+        title = picture_title(
+            asked.question, self._answer, f"{asked.method}, {record.after:,} of {record.before:,} tokens"
+        )
+        return write_files(folder, self.session.shown, choice.background, record, title, told)
 
     # --- what the page says ---
 

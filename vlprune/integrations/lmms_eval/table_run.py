@@ -34,7 +34,7 @@ class TableRun:
 
     `folder` is where answers are kept, and where tasks write their submission files; `task_folder` has descriptions of
     tasks in place of lmms-eval's own. `share` is (i, n) for one of n processes. `tick(what, count)` is called as
-    questions are answered, `expect(count)` says how many more there will be.
+    questions are answered. `skipped` has, by cell, what could not be asked.
     """
 
     loaded: LoadedModel | None
@@ -48,19 +48,24 @@ class TableRun:
     task_folder: Path | None = None
     share: tuple[int, int] = (0, 1)
     tick: Callable[[str, int], None] = lambda what, count: None
-    expect: Callable[[int], None] = lambda count: None
     skipped: dict[str, list[Skipped]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._tasks = load_tasks(self.task_names, self.task_folder)
+        self._requests: dict[str, list[Request]] = {}
+        for name, one in _leaves(self._tasks):
+            one.build_all_requests(limit=self.limit, rank=0, world_size=1)
+            self._requests[name] = [Request.of(instance, simple=False) for instance in one.instances]
+
+    @property
+    def questions(self) -> int:
+        """How many questions of all tasks one method is asked, in all processes."""
+        return sum(map(len, self._requests.values()))
 
     def answer(self, cell: str, method: Method | None) -> None:
         """Ask a method all questions of all tasks whose answers the folder does not have."""
         with self._answering(cell, method) as answering:
-            for name, one in _leaves(self._tasks):
-                one.build_all_requests(limit=self.limit, rank=0, world_size=1)
-                requests = [Request.of(instance, simple=False) for instance in one.instances]
-                self.expect(len(requests[self.share[0] :: self.share[1]]))
+            for name, requests in self._requests.items():
                 answering.tick = partial(self.tick, f"{cell}, {name}")
                 answering.generate(requests)
             self.skipped[cell] = answering.skipped
@@ -72,6 +77,11 @@ class TableRun:
         told = SimpleNamespace(process_with_media=False, output_path=str(self.folder), reasoning_tags=None)
         found = {}
         known = AnswerFile(self._file(cell)).known
+        told_of = {one.key for one in self.skipped.setdefault(cell, [])}
+        missing = {one.key for requests in self._requests.values() for one in requests} - {*known, *told_of}
+        self.skipped[cell] += [
+            Skipped(key, "another process could not ask it, and says why in its log") for key in missing
+        ]
         for name, tasks in self._tasks.items():
             if name in unscored:
                 continue

@@ -16,7 +16,11 @@ element.addEventListener("pointermove", (event) => {
   const rect = event.target.closest("rect[data-token]");
   if (rect && rect !== spoken) { spoken = rect; say(rect); }
 });
-element.addEventListener("click", (event) => pick(event.target.closest("rect[data-token]")));
+element.addEventListener("pointerdown", (event) => {
+  const rect = event.target.closest("rect[data-token]");
+  if (rect) cursor = Number(rect.dataset.token);
+});
+element.addEventListener("click", (event) => { if (event.target.closest("svg")) pick(tokenAt(cursor)); });
 element.addEventListener("focusin", () => focusToken(tokenAt(cursor) || tokenAt(0)));
 element.addEventListener("keydown", (event) => {
   const rect = tokenAt(cursor);

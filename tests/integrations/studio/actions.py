@@ -1,0 +1,52 @@
+"""What a user does on the page."""
+
+import re
+
+
+def upload(tab, path):
+    """Put a file in place of the image that is there."""
+    with tab.expect_response(lambda response: "/upload" in response.url):
+        remove = tab.get_by_label("Remove Image")
+        if remove.count():
+            remove.first.click()
+        tab.locator("input[type=file][accept*=image]").first.set_input_files(path)
+
+
+def ask_for(tab, question):
+    """Write a question and press Enter."""
+    box = tab.get_by_label("Question")
+    box.fill(question)
+    box.press("Enter")
+
+
+def keep(tab, count):
+    """Set the budget by its number."""
+    box = tab.get_by_label("number input for Tokens to keep")
+    box.fill(str(count))
+    box.press("Enter")
+
+
+def choose_method(tab, text):
+    """Write a method into its field."""
+    box = tab.get_by_role("combobox", name="Method")
+    box.fill(text)
+    box.press("Enter")
+
+
+def wait_for_count(tab, count):
+    """Wait until the sentence says that so many tokens are kept."""
+    tab.wait_for_function("n => document.querySelector('#sentence').innerText.startsWith(`Kept ${n} of`)", arg=count)
+
+
+def kept_tokens(tab):
+    """The tokens that the picture shows as kept."""
+    return sorted(
+        int(one) for one in tab.locator("#tokens rect.kept").evaluate_all("all => all.map(r => r.dataset.token)")
+    )
+
+
+def error_text(tab):
+    """The sentence of the last error that is shown."""
+    toast = tab.locator(".toast-message-text").last
+    toast.wait_for()
+    return re.sub(r"\s+", " ", toast.inner_text()).strip()
