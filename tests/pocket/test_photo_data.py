@@ -97,7 +97,7 @@ def test_labels_say_what_is_there_and_what_may_be(folder):
     assert said["boat"] == said["word"] == said["blue card"] == 0
 
 
-def test_test_scenes_are_of_their_split_and_balanced(folder):
+def test_unseen_scenes_are_of_their_split_and_balanced(folder):
     splits = read_splits(folder / "text" / "captions.txt")
     counts = ThingCounts(splits["train"].values())
     scenes = unseen_scenes(splits["dev"], counts, 5, seed=1)

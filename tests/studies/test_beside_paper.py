@@ -93,9 +93,9 @@ def test_in_runs_and_in_their_report(program):
         quantities += [row[0] for row in last["rows"]]
     assert program("report", "thresholds", "overlap")[0] == 0
     page = Path("report.html").read_text()
-    summary = page[: page.index("<section")]
+    summary = page[: page.index('<section id="run')]
     assert [page.count(f"<td>{quantity}</td>") for quantity in quantities] == [2] * len(quantities)
     assert [summary.count(f"<td>{quantity}</td>") for quantity in quantities] == [1] * len(quantities)
     assert f" of {len(quantities)} in the same direction; " in summary
     assert program("report", "overlap", "--force")[0] == 0
-    assert PAPER_TITLE not in Path("report.html").read_text().partition("<section")[0]  # one run shows its own
+    assert PAPER_TITLE not in Path("report.html").read_text().partition('<section id="run')[0]  # one run shows its own

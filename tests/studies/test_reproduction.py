@@ -112,3 +112,10 @@ def test_pairs_of_questions():
     assert float(row[3]) < 0.01
     assert row[5] == "1e-43"
     assert math.isfinite(float(row[4]))
+
+
+def test_a_mean_over_a_column_without_an_interval_has_none():
+    plan = make_plan("llava-1.5-7b", columns=["gqa", "mme"])
+    known = {"gqa": Score(60.0, 0.6), "mme": Score(1400.0, 16.0)}
+    assert mean_score(plan, known) == Score(65.0, pytest.approx(0.5))
+    assert mean_score(plan, {**known, "mme": Score(1400.0, None)}) == Score(65.0, None)

@@ -4,15 +4,17 @@ import copy
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 from PIL import Image
 
-from vlprune import Random, Script
+from vlprune import FastV, Random, Script
 from vlprune.cli.app import main
+from vlprune.cli.options import parse_method
 from vlprune.errors import UserError
-from vlprune.studio.takeaway import method_code, python_code
-from vlprune.studio.visit import Asked
+from vlprune.studio.takeaway import long_python_code, method_code, python_code
+from vlprune.studio.visit import Asked, Visit
 
 
 @pytest.fixture
@@ -154,8 +156,36 @@ def test_the_command_line_reproduces_the_screen(visit, asked, tmp_path, program)
     assert json.loads(out)["answer"] == kept["answer"]
 
 
+def test_code_without_a_chat_template_runs_too(untemplated, photo, tmp_path):
+    from vlprune.evaluation.load_model import load_model
+
+    visit = Visit(load_model(untemplated, None, "cpu"), threading.Lock(), parse_method)
+    visit.open(photo)
+    visit.select(Asked("how many dogs ?", "script", 4))
+    visit.files(tmp_path)
+    kept = json.loads((tmp_path / "record.json").read_text())["tokens"]["kept"]
+    code, _ = visit.code()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == [kept]
+
+
+def test_a_named_dual_encoder_is_in_code_and_command(loaded, scene_file, asked):
+    visit = Visit(loaded, threading.Lock(), parse_method, "some/clip")
+    visit.open(str(scene_file))
+    visit.select(asked)
+    code, line = visit.code()
+    assert "dual_encoder='some/clip'" in code
+    assert "--dual-encoder some/clip" in line
+
+
+def test_code_for_a_video_is_python():
+    code = long_python_code("some/model", "video.mp4", "what?", Script(keep=8))
+    compile(code, "code", "exec")
+    assert "read_clip('video.mp4', 16)" in code
+
+
 def test_code_for_other_models_is_python():
-    code = python_code("some/model", "image.png", 'what\'s "it"?', Script(8) + __import__("vlprune").FastV(keep=4))
+    code = python_code("some/model", "image.png", 'what\'s "it"?', Script(8) + FastV(keep=4))
     compile(code, "code", "exec")
     assert "Script(keep=8) + FastV(keep=4)" in code
     assert method_code(Random(keep=3, seed=2)) == "Random(keep=3, seed=2)"

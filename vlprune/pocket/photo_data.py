@@ -105,8 +105,8 @@ def answerable(questions: list[Question], seen: Tensor) -> list[Question]:
 def places_to_look(questions: list[Question], rng: Random, chance: float) -> Tensor:
     """(Q, 576) which tokens each question sees: all, or with this chance those where its answer lies and a few others.
 
-    Only a question that knows its place can have such a hint. Learning to read and learning to find at once did not
-    get started; with hints the LLM learns to read what it is shown, then to find it among ever more tokens.
+    Only a question that knows its place can have such a hint: it parts learning to read from learning to find. How
+    many others are shown varies from none to nearly all.
     """
     look = torch.ones(len(questions), GRID * GRID, dtype=torch.bool)
     for row, question in zip(look, questions, strict=True):

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights8.safetensors"
 _SCALE = ".scale"
+_SETTINGS = (
+    *("config.json", "generation_config.json", "processor_config.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer_config.json"),
+)
 
 
 def find_folder() -> Path | None:
@@ -84,10 +88,9 @@ def write_folder(trained: Path, folder: Path) -> int:
         weights |= {prefix + name: value for file in files for name, value in load_file(file).items()}
     (folder / "clip").mkdir(parents=True, exist_ok=True)
     save_file(pack_8_bits(weights), folder / WEIGHTS, metadata={"format": "pt"})
-    for place in (Path(), Path("clip")):
-        for file in [*(trained / place).glob("*.json"), *(trained / place).glob("*.jinja")]:
-            if not file.name.startswith("checkpoint") and not file.name.endswith(".index.json"):
-                shutil.copyfile(file, folder / place / file.name)
+    for name in [*_SETTINGS, *(f"clip/{name}" for name in _SETTINGS)]:
+        if (trained / name).is_file():
+            shutil.copyfile(trained / name, folder / name)
     return (folder / WEIGHTS).stat().st_size
 
 

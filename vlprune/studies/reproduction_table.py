@@ -22,7 +22,8 @@ PARTS = {
 NOTE = (
     "Here, ± half of a 95 % interval over questions, and in brackets the paper's value; ≠ where they differ by more "
     "than that. Mean: over the columns that were run, MME divided by 20 and OCRBench by 10, as in the paper; relative: "
-    "to all tokens, whose answers are taken as independent ones, which makes the interval wider than it is."
+    "to all tokens, whose answers are taken as independent ones, which makes the interval wider than it is. No ± where "
+    "single answers have no score, as with a judge, and in means over such columns."
 )
 
 
@@ -93,22 +94,21 @@ def _mme_half(samples: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> f
 
 
 def mean_score(plan: Plan, scores: Mapping[str, Score]) -> Score:
-    """The mean over columns by the paper's rule."""
-    scaled = [
-        Score(one.value / plan.paper.scale.get(column, 1), (one.half or 0) / plan.paper.scale.get(column, 1))
-        for column, one in scores.items()
-    ]
-    half = math.sqrt(sum(float(one.half or 0) ** 2 for one in scaled)) / len(scaled)
-    return Score(sum(one.value for one in scaled) / len(scaled), half)
+    """The mean over columns by the paper's rule; it has an interval if all of them have one."""
+    scales = [plan.paper.scale.get(column, 1) for column in scores]
+    value = sum(one.value / scale for one, scale in zip(scores.values(), scales)) / len(scores)
+    halves = [one.half / scale for one, scale in zip(scores.values(), scales) if one.half is not None]
+    return Score(value, math.hypot(*halves) / len(scores) if len(halves) == len(scores) else None)
 
 
 def relative_score(mean: Score, whole: Score) -> Score | None:
-    """A mean in percent of that with all tokens."""
+    """A mean in percent of that with all tokens; None where one of them is 0."""
     if whole.value <= 0 or mean.value <= 0:
         return None
     ratio = 100 * mean.value / whole.value
-    spread = math.hypot((mean.half or 0) / mean.value, (whole.half or 0) / whole.value)
-    return Score(ratio, ratio * spread)
+    if mean == whole or mean.half is None or whole.half is None:
+        return Score(ratio, None)
+    return Score(ratio, ratio * math.hypot(mean.half / mean.value, whole.half / whole.value))
 
 
 def beside_paper_table(plan: Plan, scores: Mapping[str, Mapping[str, Score]]) -> ResultTable:

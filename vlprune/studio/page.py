@@ -91,10 +91,15 @@ def _sentence(error: Exception) -> str:
     return escape(" ".join(str(error).split()), quote=False)
 
 
-def build_page(loaded: LoadedModel, parse_method: ParseMethod, examples: Sequence[Example]) -> gr.Blocks:
-    """The page for a loaded model; all visits share the model, one call at a time, and nothing else."""
+def build_page(
+    loaded: LoadedModel, parse_method: ParseMethod, examples: Sequence[Example], encoder: str | None = None
+) -> gr.Blocks:
+    """The page for a loaded model; all visits share the model, one call at a time, and nothing else.
+
+    `encoder` names the dual encoder that was loaded beside the model, if one was named.
+    """
     with gr.Blocks(title="vlprune studio", analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        visit = gr.State(Visit(loaded, threading.Lock(), parse_method), time_to_live=3600)
+        visit = gr.State(Visit(loaded, threading.Lock(), parse_method, encoder), time_to_live=3600)
         gr.Markdown(
             f"# vlprune studio\nWhat each method keeps of an image, and what **{_plain(loaded.name)}** answers from "
             "it. Everything stays on this machine."
@@ -107,7 +112,8 @@ def build_page(loaded: LoadedModel, parse_method: ParseMethod, examples: Sequenc
             _take_away_tab(controls)
             _runs_tab()
         _connect(controls)
-        page.load(**_event(_open, [visit, controls.image, *controls.asked], controls.looks, show_progress="hidden"))
+        begun = page.load(**_event(_open, [visit, controls.image], [controls.canvas, controls.sentence]))
+        begun.then(**_event(_choose, [visit, *controls.asked], controls.looks))
     return page
 
 
@@ -161,8 +167,8 @@ def _event(function: Callable[..., Any], inputs: list[Any], outputs: list[Any], 
 def _connect(on: _Controls) -> None:
     """What happens when the image, the question, the method, the budget or the view changes, or a token is picked."""
     chosen = _event(_choose, [on.visit, *on.asked], on.looks, trigger_mode="always_last", show_progress="minimal")
-    on.image.change(**_event(_open, [on.visit, on.image, *on.asked], on.looks))
-    on.video.change(**_event(_open, [on.visit, on.video, *on.asked], on.looks))
+    for file in (on.image, on.video):  # the choice is made for what is asked when the file is open
+        file.change(**_event(_open, [on.visit, file], [on.canvas, on.sentence])).then(**chosen)
     on.question.submit(**chosen)
     on.method.change(**chosen)
     on.keep.change(**chosen)
@@ -172,19 +178,19 @@ def _connect(on: _Controls) -> None:
     on.canvas.select(**_event(_pick, [on.visit, on.overlay, on.step], [on.pair, on.canvas], show_progress="hidden"))
 
 
-def _open(visit: Visit, path: str | None, question: str, method: str, keep: int) -> list[Any]:
+def _open(visit: Visit, path: str | None) -> list[Any]:
     """Look at another file."""
     try:
         visit.open(path)
     except PUT_RIGHT as error:
-        return _no_picture(error)
-    return _choose(visit, question, method, keep)
+        return _no_picture(error)[:2]
+    return [EMPTY, STARTS_WITH] if path is None else [gr.skip(), gr.skip()]
 
 
 def _choose(visit: Visit, question: str, method: str, keep: int) -> list[Any]:
     """Choose tokens anew."""
     if not visit.has_image:
-        return _no_picture(None)
+        return [gr.skip()] * 5
     try:
         look = visit.select(Asked(question, method, int(keep)))
     except PUT_RIGHT as error:
@@ -198,12 +204,10 @@ def _choose(visit: Visit, question: str, method: str, keep: int) -> list[Any]:
     ]
 
 
-def _no_picture(error: Exception | None) -> list[Any]:
+def _no_picture(error: Exception) -> list[Any]:
     """What stands in place of the picture: an old one would not be of what is asked now."""
-    if error is not None:
-        gr.Warning(_sentence(error), duration=12, title="Error")
-    said = STARTS_WITH if error is None else _plain(" ".join(str(error).split()))
-    return [EMPTY, said, gr.skip(), gr.skip(), gr.skip()]
+    gr.Warning(_sentence(error), duration=12, title="Error")
+    return [EMPTY, _plain(" ".join(str(error).split())), gr.skip(), gr.skip(), gr.skip()]
 
 
 def _redraw(visit: Visit, overlay: str, step: int) -> str:
@@ -262,9 +266,10 @@ def _explain_tab(on: _Controls) -> None:
 
 
 def method_text() -> str:
-    """docs/method.md with anchors for its numbered sections; empty where it did not come with the package."""
+    """The first four sections of docs/method.md, with anchors; empty where it did not come with the package."""
     places = (ASSETS / "method.md", Path(__file__).parents[2] / "docs" / "method.md")
     found = next((place.read_text(encoding="utf-8") for place in places if place.is_file()), "")
+    found = found.partition("\n## 5.")[0]  # the steps are sections 1 to 4
     found = re.sub(r"(?m)^## (\d+)\. (.*)$", r'<h2 id="method-\1">\1. \2</h2>\n', found)
     return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", found)  # other files are not on the page
 

@@ -37,13 +37,18 @@ class Server:
         check_gradio()
         self._stack = ExitStack()
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="vlprune-studio-")))
-        os.environ["GRADIO_TEMP_DIR"] = str(self.folder / "uploads")  # ours alone, and gone at the end
-        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-        os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+        for name, value in {
+            "GRADIO_TEMP_DIR": str(self.folder / "uploads"),  # ours alone, and gone at the end
+            "GRADIO_ANALYTICS_ENABLED": "False",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }.items():
+            self._stack.callback(_restore, name, os.environ.get(name))
+            os.environ[name] = value
         from vlprune.studio.page import build_page
 
         self.loaded = with_loaded_clip(loaded)
-        self._page = build_page(self.loaded, parse_method, draw_examples(self.folder))
+        encoder = loaded.clip if isinstance(loaded.clip, str) else None
+        self._page = build_page(self.loaded, parse_method, draw_examples(self.folder), encoder)
         self.url = self._launch(port, browser)
 
     def _launch(self, port: int | None, browser: bool) -> str:
@@ -94,6 +99,14 @@ class Server:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _restore(name: str, value: str | None) -> None:
+    """Give an environment variable the value that it had before."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 def _theme() -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlprune.evaluation.one_question import tokens_as_json
+from vlprune.media.video import VIDEO_ENDINGS
 from vlprune.methods import Method
 from vlprune.methods.in_llm import TwoStage
 from vlprune.record import Record
@@ -21,6 +22,23 @@ from vlprune import {names}
 with attach(model, {method}, processor=processor{encoder}) as pruner:
     print(pruner.ask_many({image!r}, [{question!r}], max_new_tokens={length}, do_sample=False)[0])
     print(pruner.last.kept.tolist())
+"""
+LONG = """\
+from vlprune import {names}
+from vlprune.evaluation.load_model import load_model
+from vlprune.evaluation.one_question import prepare_inputs
+from vlprune.media.image import open_image
+from vlprune.media.video import read_clip
+
+question = {question!r}
+loaded = load_model({model!r}, {encoder!r}, "auto", video={video})
+inputs = prepare_inputs(loaded, {read}, question)
+options = {{"processor": loaded.processor, "query": question, "dual_encoder": loaded.clip}}
+with attach(loaded.model, {method}, **options) as pruner:
+    output = loaded.model.generate(**inputs, max_new_tokens={length}, do_sample=False)
+new = output[:, inputs["input_ids"].shape[1] :]
+print(loaded.processor.batch_decode(new, skip_special_tokens=True)[0].strip())
+print([record.kept.tolist() for record in pruner.records])
 """
 LOAD_POCKET = "model, processor, clip = pocket.load()"
 LOAD_HUB = """\
@@ -58,7 +76,9 @@ def _names(value: Any) -> set[str]:
     return {type(value).__name__}.union(*(_names(getattr(value, field.name)) for field in fields(value)))
 
 
-def python_code(model: str, image: str, question: str, method: Method, *, length: int = 64) -> str:
+def python_code(
+    model: str, image: str, question: str, method: Method, *, encoder: str | None = None, length: int = 64
+) -> str:
     """A program that asks the same question about the same image, and prints the answer and the kept tokens.
 
     >>> from vlprune import Script
@@ -79,14 +99,39 @@ def python_code(model: str, image: str, question: str, method: Method, *, length
         names=", ".join(names),
         load=LOAD_POCKET if own else LOAD_HUB.format(model=model),
         method=method_code(method),
-        encoder=", dual_encoder=clip" if own else "",
+        encoder=_encoder_code(model, encoder),
         image=image,
         question=question,
         length=length,
     )
 
 
-def command_line(model: str, image: str, question: str, method: str, keep: str | None) -> str:
+def _encoder_code(model: str, encoder: str | None) -> str:
+    """The argument that names the dual encoder: the one that was named, the pocket model's own, or none."""
+    if encoder is not None:
+        return f", dual_encoder={encoder!r}"
+    return ", dual_encoder=clip" if model == "pocket" else ""
+
+
+def long_python_code(
+    model: str, shown: str, question: str, method: Method, *, encoder: str | None = None, length: int = 64
+) -> str:
+    """The same as `python_code` for a video, and for a model without a chat template."""
+    return LONG.format(
+        names=", ".join(sorted(_names(method) | {"attach"}, key=lambda name: (name.islower(), name))),
+        model=model,
+        video=Path(shown).suffix.lower() in VIDEO_ENDINGS,
+        read=f"read_clip({shown!r}, 16)" if Path(shown).suffix.lower() in VIDEO_ENDINGS else f"open_image({shown!r})",
+        question=question,
+        method=method_code(method),
+        encoder=encoder,
+        length=length,
+    )
+
+
+def command_line(
+    model: str, image: str, question: str, method: str, keep: str | None, *, encoder: str | None = None
+) -> str:
     """The command that asks the same; `method` and `keep` as its options take them.
 
     >>> command_line("pocket", "image.png", "what's there?", "script", "16")
@@ -94,6 +139,7 @@ def command_line(model: str, image: str, question: str, method: str, keep: str |
     """
     words = ["vlprune", "ask", image, question]
     words += [] if model == "pocket" else ["--model", model]
+    words += [] if encoder is None else ["--dual-encoder", encoder]
     words += ["--method", method, *(["--keep", keep] if keep is not None else []), "--show", "kept.png"]
     return shlex.join(words)
 

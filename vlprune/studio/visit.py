@@ -19,7 +19,7 @@ from vlprune.studio.canvas import EMPTY, available_overlays, draw_canvas
 from vlprune.studio.explain import compute_steps, describe_steps, explained_script
 from vlprune.studio.fragments import answers_html, compare_html, cost_html, pair_html, steps_html
 from vlprune.studio.session import Choice, Session
-from vlprune.studio.takeaway import command_line, python_code, record_json, write_files
+from vlprune.studio.takeaway import command_line, long_python_code, python_code, record_json, write_files
 
 #: From the text of a method and of a budget, as the commands take them, to the method.
 ParseMethod = Callable[[str, str | None], Method]
@@ -53,9 +53,12 @@ class Asked(NamedTuple):
 class Visit:
     """One tab of a browser. Nothing of it is shared with other tabs but the model and its lock."""
 
-    def __init__(self, loaded: LoadedModel, lock: threading.Lock, parse_method: ParseMethod) -> None:
+    def __init__(
+        self, loaded: LoadedModel, lock: threading.Lock, parse_method: ParseMethod, encoder: str | None = None
+    ) -> None:
+        """`encoder` names the dual encoder that was loaded beside the model, if one was named."""
         self.session = Session(loaded, lock)
-        self._lock, self._parse = lock, parse_method
+        self._lock, self._parse, self._encoder = lock, parse_method, encoder
         self._path: str | None = None
         self._choice: Choice | None = None
         self._asked: Asked | None = None
@@ -65,7 +68,7 @@ class Visit:
 
     def __deepcopy__(self, memo: object) -> Visit:
         """A visit that has seen nothing yet: gradio gives each tab a copy of the first one."""
-        return Visit(self.session.loaded, self._lock, self._parse)
+        return Visit(self.session.loaded, self._lock, self._parse, self._encoder)
 
     # --- look ---
 
@@ -165,8 +168,11 @@ class Visit:
         name, method = self.session.loaded.name, self._method(asked)
         video = self.session.is_video
         shown = "video.mp4" if video else "image.png"
-        code = python_code(name, shown, asked.question, method)
-        return code, command_line(name, shown, asked.question, asked.method, asked.budget)
+        templated = bool(getattr(self.session.loaded.processor, "chat_template", None))
+        short = templated and not video and name != "photo"  # which only `load_model` knows by its name
+        make = python_code if short else long_python_code
+        code = make(name, shown, asked.question, method, encoder=self._encoder)
+        return code, command_line(name, shown, asked.question, asked.method, asked.budget, encoder=self._encoder)
 
     def files(self, folder: Path) -> list[Path]:
         """Write the image, the picture and the record into a folder."""

@@ -4,12 +4,20 @@ import re
 
 
 def upload(tab, path):
-    """Put a file in place of the image that is there."""
+    """Put a file in place of the image that is there, once that is shown."""
+    tab.wait_for_function("() => document.querySelector('#sentence').innerText.startsWith('Kept')")
+    before = tab.locator("#tokens image").get_attribute("href")
     with tab.expect_response(lambda response: "/upload" in response.url):
         remove = tab.get_by_label("Remove Image")
         if remove.count():
             remove.first.click()
+            tab.wait_for_selector(".vlp-empty")
         tab.locator("input[type=file][accept*=image]").first.set_input_files(path)
+    tab.wait_for_function(
+        "old => { const now = document.querySelector('#tokens image');"
+        " return (now && now.getAttribute('href') != old) || document.querySelector('.toast-message-text') }",
+        arg=before,
+    )
 
 
 def ask_for(tab, question):

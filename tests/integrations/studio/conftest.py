@@ -1,7 +1,6 @@
 """The studio in a real browser: `make test-studio`. Needs gradio, Playwright's client, and Debian's Chromium.
 
-Screenshots go to `runs/studio`, or where STUDIO_SCREENSHOTS says: those in docs/ are made by
-`STUDIO_SCREENSHOTS=docs/studio make test-studio`.
+Screenshots go to `runs/studio`, or where STUDIO_SCREENSHOTS says; some of them are kept in docs/studio/.
 """
 
 import os
