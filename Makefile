@@ -2,16 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
-VLLM := .venv-vllm/bin
-VLLM_STAMP := .venv-vllm/.ready
-LMMS := .venv-lmms/bin
-LMMS_STAMP := .venv-lmms/.ready
-STUDIO := .venv-studio/bin
-STUDIO_STAMP := .venv-studio/.ready
 # pip's own wheel folders, if it has any, are given to uv too, which does not read pip's settings
 LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
-.PHONY: demo test test-integrations test-lmms-eval test-studio lint bench clean
+.PHONY: demo test test-matrix test-integrations test-vllm test-lmms-eval test-studio lint bench clean
 
 demo: $(STAMP)  ## answer questions about a drawn scene from 64 of 576 visual tokens
 	$(BIN)/vlprune demo
@@ -19,15 +13,30 @@ demo: $(STAMP)  ## answer questions about a drawn scene from 64 of 576 visual to
 test: lint  ## lint, types and tests
 	$(BIN)/pytest -n 2 --dist loadfile
 
-test-integrations: $(VLLM_STAMP) test-lmms-eval test-studio  ## the tests in a browser, and those inside the real lmms-eval and vLLM, each in an environment of its own
-	PYTHONPATH=tests/integrations/vllm/site:. $(VLLM)/python -m pytest tests/integrations/vllm
+# The oldest and the newest versions that pyproject.toml allows, each in an environment of its own: Python, torch, transformers
+MATRIX ?= 3.10=2.6.0=5.17.0 3.11=2.6.0=5.17.0 3.12== 3.13==
+CORE := tests/selection tests/methods tests/models tests/pruning tests/test_budget.py
+test-matrix: $(STAMP)  ## the core tests on the oldest and newest torch and transformers, on Python 3.10 to 3.13
+	@set -e; for cell in $(MATRIX); do \
+	  python=$${cell%%=*}; versions=$${cell#*=}; torch=$${versions%%=*}; transformers=$${versions#*=}; place=.venv-matrix/$$python-$${torch:-new}; \
+	  echo "== Python $$python, torch $${torch:-newest}, transformers $${transformers:-newest}"; \
+	  $(BIN)/uv venv -q --allow-existing --python $$python $$place; \
+	  UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install -q --python $$place/bin/python -e ".[video,studies]" pytest pytest-xdist hypothesis peft accelerate \
+	    "torch$${torch:+==$$torch}" "transformers$${transformers:+==$$transformers}"; \
+	  $$place/bin/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider $(CORE); \
+	done
 
-test-lmms-eval: $(LMMS_STAMP)  ## the tests inside a real lmms-eval
-	PYTHONPATH=tests/integrations/vllm/site:. $(LMMS)/python -m pytest tests/integrations/lmms_eval
+test-integrations: test-lmms-eval test-studio test-vllm  ## the tests that need other programs, each in an environment of its own
 
-test-studio: $(STUDIO_STAMP)  ## the studio's tests in a real browser, in an environment of its own
+test-vllm: .venv-vllm/.ready  ## the tests inside a real vLLM
+	PYTHONPATH=tests/integrations/vllm/site:. .venv-vllm/bin/python -m pytest tests/integrations/vllm
+
+test-lmms-eval: .venv-lmms_eval/.ready  ## the tests inside a real lmms-eval
+	PYTHONPATH=tests/integrations/vllm/site:. .venv-lmms_eval/bin/python -m pytest tests/integrations/lmms_eval
+
+test-studio: .venv-studio/.ready  ## the studio's tests in a real browser
 	@command -v chromium >/dev/null || { echo "the studio's tests need Chromium: apt-get install chromium"; exit 1; }
-	$(STUDIO)/python -m pytest tests/integrations/studio
+	.venv-studio/bin/python -m pytest tests/integrations/studio
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -39,7 +48,7 @@ bench: $(STAMP)  ## time selection and the pruned model on this machine
 	$(BIN)/python benchmarks/pocket.py
 
 clean:
-	rm -rf .venv .venv-vllm .venv-lmms .venv-studio
+	rm -rf .venv .venv-*
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -47,25 +56,13 @@ $(STAMP): pyproject.toml constraints.txt
 	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
-# torchaudio and torchcodec come as CUDA builds, which fail to load beside a CPU torch; nothing here needs them.
-INSTALL_VLLM := UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(VLLM)/python -r tests/integrations/vllm/requirements.txt
-$(VLLM_STAMP): $(STAMP) pyproject.toml tests/integrations/vllm/requirements.txt
-	test -x $(VLLM)/python || $(BIN)/uv venv --python $(BIN)/python .venv-vllm
-	$(INSTALL_VLLM) || $(INSTALL_VLLM)
-	$(BIN)/uv pip uninstall --python $(VLLM)/python torchaudio torchcodec
-	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(VLLM)/python --no-deps -e .
-	touch $(VLLM_STAMP)
-
-INSTALL_LMMS := UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(LMMS)/python -r tests/integrations/lmms_eval/requirements.txt
-$(LMMS_STAMP): $(STAMP) pyproject.toml tests/integrations/lmms_eval/requirements.txt
-	test -x $(LMMS)/python || $(BIN)/uv venv --python $(BIN)/python .venv-lmms
-	$(INSTALL_LMMS) || $(INSTALL_LMMS)
-	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(LMMS)/python --no-deps -e .
-	touch $(LMMS_STAMP)
-
-INSTALL_STUDIO := UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(STUDIO)/python -r tests/integrations/studio/requirements.txt
-$(STUDIO_STAMP): $(STAMP) pyproject.toml tests/integrations/studio/requirements.txt
-	test -x $(STUDIO)/python || $(BIN)/uv venv --python $(BIN)/python .venv-studio
-	$(INSTALL_STUDIO) || $(INSTALL_STUDIO)
-	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(STUDIO)/python -e ".[studio,video]" -r tests/integrations/studio/requirements.txt
-	touch $(STUDIO_STAMP)
+# .venv-NAME is for tests/integrations/NAME, whose pins differ from ours. torchaudio and torchcodec come as CUDA builds,
+# which fail to load beside a CPU torch; nothing here needs them.
+EXTRAS_studio := [studio,video]
+UV_INSTALL := UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python
+.venv-%/.ready: $(STAMP) pyproject.toml tests/integrations/%/requirements.txt
+	test -x .venv-$*/bin/python || $(BIN)/uv venv --python $(BIN)/python .venv-$*
+	for try in 1 2; do $(UV_INSTALL) .venv-$*/bin/python -r tests/integrations/$*/requirements.txt && break; done
+	$(BIN)/uv pip uninstall --python .venv-$*/bin/python torchaudio torchcodec
+	$(UV_INSTALL) .venv-$*/bin/python -e ".$(EXTRAS_$*)" $(if $(EXTRAS_$*),-r tests/integrations/$*/requirements.txt,--no-deps)
+	touch $@

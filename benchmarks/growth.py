@@ -21,13 +21,14 @@ from vlprune.cuda_graphs import GraphedModel
 from vlprune.measure.architectures import get_architecture
 from vlprune.measure.efficiency import describe_machine
 from vlprune.measure.latency import Clock
+from vlprune.show.style import COLORS, DPI, SMALL_POINTS, add_legend, dress, new_figure
 
 TEXT_TOKENS = 64
 #: What is drawn: title, colour, marker.
 LINES = {
-    "whole_ms": ("prefill of n tokens", "#b3541e", "s"),
-    "pruned_ms": ("selection, then prefill of k", "#1f5fa8", "o"),
-    "selection_ms": ("selection of k", "#5a9bd5", "^"),
+    "whole_ms": ("prefill of n tokens", COLORS[1], "s"),
+    "pruned_ms": ("selection, then prefill of k", COLORS[0], "o"),
+    "selection_ms": ("selection of k", COLORS[4], "^"),
 }
 
 
@@ -76,33 +77,26 @@ def measure_growth(repeats: int) -> dict:
 
 def plot_growth(path: Path) -> None:
     """Draw PATH.png from the figures in PATH.json."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     result = json.loads(path.read_text())
     points = result["points"]
     sizes = [point["n"] for point in points]
-    pyplot.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, axis = pyplot.subplots(figsize=(6.4, 4.4))
+    figure = new_figure(4.6, "Time to read a prompt of n visual tokens, and of k chosen ones")
+    axis = figure.subplots()
     for name, (label, color, marker) in LINES.items():
         label = f"{label}, ~ n$^{{{result['exponents'][name]:.2f}}}$"
         axis.plot(sizes, [point[name] for point in points], marker=marker, ms=4, lw=1.5, color=color, label=label)
     for point in points:
         ratio = f"{point['whole_ms'] / point['pruned_ms']:.1f}×"
-        axis.annotate(
-            ratio, (point["n"], point["whole_ms"]), (0, 6), textcoords="offset points", ha="center", fontsize=8
-        )
-    axis.set(xlabel="visual tokens n;  k = min(n/9, 1,024)", ylabel="ms", xscale="log", yscale="log", ylim=(0.1, 9000))
+        above = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "fontsize": SMALL_POINTS}
+        axis.annotate(ratio, (point["n"], point["whole_ms"]), **above)
+    axis.set(xscale="log", yscale="log", ylim=(0.1, 9000))
     axis.set_xticks(sizes[::2], [f"{size:,}" for size in sizes[::2]])
     axis.minorticks_off()
-    axis.grid(alpha=0.25)
-    axis.legend(frameon=False, loc="upper left", fontsize=8)
     about = f"LLaVA-1.5-7B's LLM, CUDA graphs, {result['dtype']}, {result['device']}, torch {result['torch']}"
-    figure.suptitle(about, fontsize=8, color="grey", y=0.01, va="bottom")
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
-    figure.savefig(path.with_suffix(".png"), dpi=130)
+    x = "visual tokens n (log scale), of which k = min(n/9, 1,024) are chosen; ×: how many times faster"
+    dress(axis, x=x, y="ms (log scale)", title=about)
+    add_legend(figure, *axis.get_legend_handles_labels())
+    figure.savefig(path.with_suffix(".png"), dpi=DPI)
 
 
 def main() -> None:

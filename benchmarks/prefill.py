@@ -36,13 +36,14 @@ WAYS = {"eager": False, "graphs": True, "compile": "compile"}
 
 def time_call(function, repeats: int = 10) -> float:
     """Seconds of one call, after two that do not count."""
+    wait = torch.accelerator.synchronize if torch.accelerator.is_available() else int
     for _ in range(2):
         function()
-    torch.accelerator.synchronize()
+    wait()
     start = time.perf_counter()
     for _ in range(repeats):
         function()
-    torch.accelerator.synchronize()
+    wait()
     return (time.perf_counter() - start) / repeats
 
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from vlprune.selection import select_script, use_fused
+from vlprune.show.style import COLORS, DPI, SMALL_POINTS, dress, new_figure
 
 #: images, n, d and k
 CPU_CASES = ((1, 576, 256, 64), (1, 576, 4096, 64), (5, 576, 4096, 64), (1, 2880, 4096, 320))
@@ -36,7 +37,7 @@ GPU_CASES = ((1, 576, 4096, 64), (5, 576, 4096, 64), (1, 2880, 4096, 320), (1, 1
 TOKEN_COUNTS = (576, 1152, 2304, 4608, 9216, 18432, 36864, 65536)
 KEEP_COUNTS = (16, 64, 256, 1024)
 #: What is drawn: label, colour, marker.
-LOOKS = {"plain": ("plain loop", "#b3541e", "s"), "ours": ("vlprune", "#1f5fa8", "o")}
+LOOKS = {"plain": ("plain loop", COLORS[1], "s"), "ours": ("vlprune", COLORS[0], "o")}
 
 
 def plain_loop(features: Tensor, relevance: Tensor, k: int) -> Tensor:
@@ -224,15 +225,10 @@ def slope(points: list[tuple[float, float]]) -> float:
 
 def plot_growth(path: Path) -> None:
     """Draw PATH.png from the figures in PATH.json."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     result = json.loads(path.read_text())
-    pyplot.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-    figure, grid = pyplot.subplots(2, 2, figsize=(9, 7))
-    axes = list(grid.flat)  # three series and memory
+    figure = new_figure(6.6, "Time and extra memory of selecting k of n tokens")
+    figure.supxlabel(f"{result['machine']}, d = {result['channels']:,}", fontsize=SMALL_POINTS, color="grey")
+    axes = list(figure.subplots(2, 2).flat)  # three series and memory
     for axis, series in zip(axes, result["exponents"]):
         plot_time(axis, result, series)
     first = [p for p in result["points"] if p["series"] == next(iter(result["exponents"]))]
@@ -241,11 +237,8 @@ def plot_growth(path: Path) -> None:
         ticks = [p["n"] for p in first][::2] if axis.get_xlabel() == "n" else list(KEEP_COUNTS)
         axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axis.minorticks_off()
-        axis.grid(alpha=0.25)
-        axis.legend(frameon=False, loc="upper left", fontsize=8)
-    figure.suptitle(f"{result['machine']}, d = {result['channels']:,}", fontsize=8, color="grey", y=0.02, va="bottom")
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    figure.savefig(path.with_suffix(".png"), dpi=130)
+        axis.legend(frameon=False, loc="upper left", fontsize=SMALL_POINTS)
+    figure.savefig(path.with_suffix(".png"), dpi=DPI)
 
 
 def plot_time(axis, result: dict, series: str) -> None:
@@ -255,7 +248,8 @@ def plot_time(axis, result: dict, series: str) -> None:
         found = [(p[over], p[f"{name}_ms"]) for p in result["points"] if p["series"] == series and f"{name}_ms" in p]
         label = f"{label}, ~ {over}$^{{{result['exponents'][series][f'{name}_ms']:.2f}}}$"
         axis.plot(*zip(*found), marker=marker, ms=4, lw=1.5, color=color, label=label)
-    axis.set(title=f"time, {series}", xlabel=over, ylabel="ms", xscale="log", yscale="log", ylim=(0.1, 3000))
+    axis.set(xscale="log", yscale="log", ylim=(0.1, 3000))
+    dress(axis, x=over, y="ms (log scale)", title=f"time, {series}")
 
 
 def plot_memory(axis, points: list[dict]) -> None:
@@ -267,8 +261,9 @@ def plot_memory(axis, points: list[dict]) -> None:
         if found:
             axis.plot(*zip(*found), marker=marker, ms=4, lw=1.5, color=color, label=label)
     u_floats = [4e-6 * p["n"] * p["k"] for p in points]
-    axis.plot(sizes, u_floats, ls="--", color="#1f5fa8", lw=1, label="u: n × k floats")
-    axis.set(title=f"extra memory, {points[0]['series']}", xlabel="n", ylabel="MB", xscale="log", yscale="log")
+    axis.plot(sizes, u_floats, ls="--", color=COLORS[0], lw=1, label="u: n × k floats")
+    axis.set(xscale="log", yscale="log")
+    dress(axis, x="n", y="MB (log scale)", title=f"extra memory, {points[0]['series']}")
 
 
 def describe_machine(device: str) -> str:

@@ -1,6 +1,7 @@
 """Requests per second and time to first token of vLLM's OpenAI server, pruned against unpruned.
 
     python benchmarks/serving.py                                             # the pocket model, on CPU
+    python benchmarks/serving.py --model clip-large                          # CLIP ViT-L's width, few layers, on CPU
     python benchmarks/serving.py --model llava-hf/llava-1.5-7b-hf --keep 64  # with a GPU
 
 One server is started, which keeps all tokens unless a request says otherwise; then, for each number of concurrent
@@ -123,9 +124,30 @@ def quantile(values, share):
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
+def clip_large(folder):
+    """A LLaVA with random weights that two CPU cores can serve: the width and the images of CLIP ViT-L/14-336, six of
+    its 24 layers, and a Llama of 1,024 channels and eight layers."""
+    from transformers import AutoProcessor, LlavaConfig, LlavaForConditionalGeneration
+
+    from vlprune import pocket
+
+    config = LlavaConfig.from_pretrained(pocket.path())
+    config.vision_config.update({"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16})
+    config.vision_config.update({"num_hidden_layers": 6, "image_size": 336, "patch_size": 14})
+    config.text_config.update({"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8})
+    config.text_config.update({"num_attention_heads": 16, "num_key_value_heads": 16})
+    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    processor = AutoProcessor.from_pretrained(pocket.path())
+    processor.patch_size = 14
+    processor.image_processor.size = {"shortest_edge": 336}
+    processor.image_processor.crop_size = {"height": 336, "width": 336}
+    processor.save_pretrained(folder)
+    return folder
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="by default the pocket model")
+    parser.add_argument("--model", default="pocket", help="pocket, clip-large (random weights), a folder or a hub id")
     parser.add_argument("--method", default="script")
     parser.add_argument("--keep", type=int, default=64)
     parser.add_argument("--concurrent", type=int, nargs="+", default=[1, 8, 32])
@@ -135,11 +157,12 @@ def main():
     given, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as place:
         model = given.model
-        if model is None:
+        if model in ("pocket", "clip-large"):
             from vlprune import pocket
             from vlprune.integrations.vllm import save_for_vllm
 
-            model = save_for_vllm(pocket.path(), Path(place) / "pocket")
+            source = pocket.path() if model == "pocket" else clip_large(Path(place) / "source")
+            model = save_for_vllm(source, Path(place) / "model")
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
             options = ["--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "32", *options]
         with serving(model, given.method, options) as address:

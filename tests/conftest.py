@@ -9,6 +9,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 torch = pytest.importorskip("torch")
 
+#: Files that take longest.
+LONG = ("test_readme.py", "test_fused.py", "test_docs.py", "test_campaigns.py", "test_families.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: two processes share the files, and neither is to wait for the other in the end."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
 
 @pytest.fixture(scope="session")
 def device() -> "torch.device":

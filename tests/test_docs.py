@@ -58,7 +58,7 @@ def run_blocks(page, names, before=lambda code: None):
 def commands(page):
     """The shell commands of a page, in its blocks and between backticks, as lists of words."""
     lines = [line for _, code in blocks(page, "bash", "sh", "shell") for line in code.replace("\\\n", " ").splitlines()]
-    yield from commands_in([*lines, *re.findall(r"`((?:vlprune|make) [^`]+)`", prose(page))])
+    yield from commands_in([*lines, *re.findall(r"`((?:vlprune|make|python) [^`]+)`", prose(page))])
 
 
 def commands_in(lines):
@@ -82,6 +82,8 @@ def wrong(command):
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
         return next((word for word in words if "=" not in word and word not in targets), None)
+    if program.endswith("python") and words[0].endswith(".py"):
+        return wrong_for_script(*words)
     if program != "vlprune":
         return None
     known, path = PROGRAM, "vlprune"
@@ -93,6 +95,17 @@ def wrong(command):
     options = {name for parameter in known.params for name in parameter.opts} | {"-h", "--help"}
     unknown = [word for word in words if re.match(r"--?[a-z]", word) and word.split("=")[0] not in options]
     return unknown[0] if unknown else None
+
+
+def wrong_for_script(script, *words):
+    """The script if it is not there, or an option that it does not read, or None."""
+    if not (ROOT / script).is_file():
+        return script
+    source = (ROOT / script).read_text(encoding="utf-8")
+    if "parse_known_args" in source:  # the others go to another program
+        return None
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    return next((option for option in options if f'"{option}"' not in source), None)
 
 
 def performance_names(folder):
@@ -174,6 +187,9 @@ def test_commands_are_found():
         "vlprune demo --kep 3": "--kep",
         "vlprune --verbose": "--verbose",
         "make tea": "tea",
+        "python benchmarks/prefill.py --models llava-1.5-7b --ways eager": None,
+        "python benchmarks/prefil.py": "benchmarks/prefil.py",
+        "python benchmarks/prefill.py --way eager": "--way",
     }.items():
         assert wrong(shlex.split(line)) == word
 

@@ -7,12 +7,17 @@ text made README's figures, for hours or on a GPU: `test_docs.py` checks that th
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
+from importlib import metadata
+from unittest import mock
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from transformers.utils import is_torchvision_available
 
 from tests.support.films import write_film
@@ -23,9 +28,9 @@ from vlprune import pocket
 from vlprune.cli.app import main
 
 README = ROOT / "README.md"
-COMMANDS = [
-    command for _, code in blocks(README, "bash") for command in commands_in(code.splitlines()) if command[0] != "make"
-]
+TEXT = README.read_text(encoding="utf-8")
+ALL_COMMANDS = [command for _, code in blocks(README, "bash") for command in commands_in(code.splitlines())]
+COMMANDS = [command for command in ALL_COMMANDS if command[0] != "make"]
 LLAVA, CLIP = "llava-hf/llava-1.5-7b-hf", "openai/clip-vit-large-patch14-336"
 VIDEO = "llava-hf/llava-onevision-qwen2-7b-ov-hf"
 QUESTION = "what digit is on the pink circle?"
@@ -38,7 +43,7 @@ def folder(tmp_path_factory):
     write_film(place / "clip.mp4", [np.full((48, 64, 3), 10 * i, dtype=np.uint8) for i in range(20)])
     (place / "photos").mkdir()
     pocket.images(pocket.scenes("test", 1))[0].save(place / "photos" / "kitchen.jpg")
-    (line,) = re.findall(r"`(\{\"image\".*?\})`", README.read_text(encoding="utf-8"))
+    (line,) = re.findall(r"`(\{\"image\".*?\})`", TEXT)
     (place / "questions.jsonl").write_text(line + "\n", encoding="utf-8")
     save_llava(place / LLAVA, side=24)
     save_clip(place / CLIP, side=24)
@@ -52,7 +57,10 @@ def here(folder, monkeypatch):
 
 
 def test_the_commands_are_found():
+    """All that stand in blocks: nothing is run but `vlprune`, and `make`, which CI runs."""
     assert len(COMMANDS) >= 10
+    assert {command[0] for command in ALL_COMMANDS} == {"vlprune", "make"}
+    assert sum(code.count("vlprune ") for _, code in blocks(README, "bash")) == len(COMMANDS)
     assert {command[1] for command in COMMANDS} >= {"ask", "compare", "bench", "eval", "study", "report", "methods"}
 
 
@@ -100,13 +108,92 @@ def test_every_block_of_python_runs():
 
 
 def test_the_block_for_an_own_model(here):
-    """With CUDA graphs and a CLIP by its name; where there is no GPU, "cuda" is the CPU."""
+    """With CUDA graphs and a CLIP by its name; where there is no GPU, "cuda" is the CPU. It needs no accelerate."""
     names = {}
     _, code = blocks(README, "python")[1]
-    with cuda_or_cpu(), warnings.catch_warnings():
+    without = mock.patch("transformers.integrations.accelerate.is_accelerate_available", return_value=False)
+    with cuda_or_cpu(), without, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the graphs, where there is no GPU
         exec(compile(code, "README.md", "exec"), names)
     assert names["pruner"].last.source == "clip"
     assert len(names["pruner"].last.kept) == 64
     assert "generate" not in vars(names["model"])
     assert "cuda_graphs=True" in code
+
+
+def test_ci_does_what_a_user_does(tmp_path):
+    """It clones into a folder called vlprune, and runs README's two commands there, then the tests inside others."""
+    origin = tmp_path / "origin"
+    shutil.copytree(ROOT / ".ci", origin / ".ci")
+    (origin / "Makefile").write_text("demo test test-integrations:\n\t@echo make $@ in $(notdir $(CURDIR))\n")
+    git = ["git", "-C", origin, "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "all"]):
+        subprocess.run([*git, *words], check=True)
+    browser = tmp_path / "bin" / "chromium"  # so that none is installed
+    browser.parent.mkdir()
+    browser.write_text("")
+    browser.chmod(0o755)
+    env = {**os.environ, "PATH": f"{browser.parent}:{os.environ['PATH']}"}
+    done = subprocess.run([origin / ".ci" / "run"], capture_output=True, text=True, check=True, env=env)
+    made = [line for line in done.stdout.splitlines() if line.startswith("make ")]
+    assert made[:2] == [f"{shlex.join(command)} in vlprune" for command in ALL_COMMANDS if command[0] == "make"]
+    assert made[2:] == ["make test-integrations in vlprune"]
+
+
+def test_the_oldest_python_that_is_promised():
+    """The package asks for it, and no pin of `make`'s is too new for it, of those that are installed here."""
+    oldest, _ = re.search(r"Python (3\.\d+) to (3\.\d+)", TEXT).groups()
+    assert f'requires-python = ">={oldest}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    pins = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    environment, seen = {"python_version": oldest, "python_full_version": f"{oldest}.0"}, 0
+    for pin in map(Requirement, pins):
+        if pin.marker is not None and not pin.marker.evaluate(environment):
+            continue
+        for found in metadata.distributions(name=pin.name):
+            if pin.specifier.contains(found.version):
+                seen += 1
+                assert oldest in SpecifierSet(found.metadata["Requires-Python"] or ""), pin
+    assert seen >= 8
+
+
+def test_make_compiles_at_install():
+    """So that the first command does not wait for it."""
+    (line,) = re.findall(r"^.*-e \"\.\[dev\]\".*$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert "--compile-bytecode" in line
+
+
+def test_installing_is_described():
+    """What pip brings, how to have less, and every extra."""
+    told = " ".join(TEXT.split())
+    assert "`pip install .`, which on Linux brings the CUDA build of torch, several gigabytes" in told
+    assert "for a CPU, install torch's CPU build first" in told
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = project.partition("[project.optional-dependencies]\n")[2].partition("\n\n")[0].splitlines()
+    names = {line.partition(" = ")[0] for line in extras} - {"dev"}
+    assert len(names) >= 5
+    assert [name for name in names if f"`.[{name}]`" not in told] == []
+
+
+def test_own_data_is_described():
+    """The format, answers as lists, and the scoring, in a section of its own; the tests above run its command."""
+    section = TEXT.partition("\n## Check it on your data\n")[2].partition("\n## ")[0]
+    for piece in ("vlprune eval --data questions.jsonl", '"answer": ["3", "three"]', "`exact`", "`contains`"):
+        assert piece in section
+
+
+def test_the_first_screen():
+    """What it is and for whom, code, one picture, one table of at most six figures, what is missing; then the rest."""
+    top = TEXT.partition("\n## ")[0]
+    assert "For engineers and researchers" in top
+    assert len(re.findall(r"<img |!\[", TEXT)) == 1
+    assert top.count("```python") == 1
+    _, rule, *rows = [line.strip("| ").split(" | ") for line in top.splitlines() if line.startswith("|")]
+    assert set("".join(rule)) <= set(":-| ")
+    figures = [cell for row in rows for cell in row[1:-1]]
+    assert 1 <= len(figures) <= 6
+    for figure in figures:  # the best, and in brackets that without graphs or CLIP
+        assert re.fullmatch(r"(\*\*)?[\d.]+( %|×)( faster)?(\*\*)? \([\d.]+\)", figure), figure
+    commands = [row[-1] for row in rows]
+    assert all(re.fullmatch(r"`(vlprune|python) [^`]+`|the same", command) for command in commands)
+    assert commands[0] != "the same"
+    assert "**What it does not do yet**" in top

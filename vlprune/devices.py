@@ -1,6 +1,7 @@
-"""Clocks and copies that do not wait for the device."""
+"""Where a model takes its inputs; clocks and copies that do not wait for the device."""
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,24 @@ def copy_to_device(values: Tensor, device: torch.device) -> Tensor:
     if device.type in ("cpu", "mps"):
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
+
+
+def input_device(model: Any) -> torch.device:
+    """The device on which a transformers model takes its prompt.
+
+    That is where its table of embeddings lies, or, where accelerate keeps its weights on another device or on disk
+    until they are needed, where it runs.
+
+    >>> from types import SimpleNamespace
+    >>> input_device(SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(2, 3)))
+    device(type='cpu')
+    """
+    table = model.get_input_embeddings()
+    hook = getattr(table, "_hf_hook", None)
+    for one in getattr(hook, "hooks", [hook]):
+        if getattr(one, "execution_device", None) is not None:
+            return torch.device(one.execution_device)
+    return table.weight.device
 
 
 class Stopwatch:

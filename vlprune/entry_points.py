@@ -5,8 +5,12 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+from vlprune.errors import describe_error
+
 #: Entry points that were loaded, or failed to load: (group, name, value).
 LOADED: set[tuple[str, str, str]] = set()
+#: Those that failed to load: (group, name).
+FAILED: set[tuple[str, str]] = set()
 
 
 def load_entry_points(group: str, kind: str, register: Callable[[str, Any], object]) -> None:
@@ -24,8 +28,9 @@ def load_entry_points(group: str, kind: str, register: Callable[[str, Any], obje
             register(point.name, point.load())
         except Exception as error:
             package = point.dist.name if point.dist is not None else "unknown"
-            reason = f"{type(error).__name__}: {error}".rstrip(".")
+            FAILED.add((group, point.name))
             warnings.warn(
-                f"vlprune: the {kind} {point.name!r} of the package {package!r} cannot be loaded ({reason}).",
+                f"vlprune: the {kind} {point.name!r} of the package {package!r} cannot be loaded "
+                f"({describe_error(error)}).",
                 stacklevel=4,
             )

@@ -9,5 +9,15 @@ class MethodError(TypeError, ValueError):
     """A method of somebody else raised an error, which is the cause, or returned what does not fit; it is named."""
 
 
+def describe_error(error: BaseException) -> str:
+    """An error's kind and what it says, if anything, without the full stop.
+
+    >>> describe_error(ValueError()), describe_error(ImportError("No module named 'x'."))
+    ('ValueError', "ImportError: No module named 'x'")
+    """
+    said = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
 class UserError(Exception):
     """Something the user can put right; the message is one plain sentence, and the program ends with code 2."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from vlprune.cuda_graphs import use_cuda_graphs
+from vlprune.devices import input_device
 from vlprune.media.image import to_image
 from vlprune.methods.base import Method
 from vlprune.methods.in_llm import split_stages
@@ -25,7 +26,8 @@ from vlprune.pruning.layer_cuts import LayerCuts
 from vlprune.pruning.probe import encode_images, present_modalities
 from vlprune.pruning.question import QuestionFinder, check_query, warn_of_llm_relevance
 from vlprune.pruning.shorten import PromptShortener
-from vlprune.pruning.wrappers import calls_with_hooks, unwrap
+from vlprune.pruning.unpruned import UnprunedCalls
+from vlprune.pruning.wrappers import calls_with_hooks, unwrap, without_stale_graphs
 from vlprune.record import Record
 
 
@@ -116,12 +118,24 @@ class Pruner:
         self._shortener = PromptShortener(
             model, self.family, self._before_llm, questions, self.positions, in_llm, depth
         )
-        self.cuda_graphs = use_cuda_graphs(model, cuda_graphs)  # first: graphs are for what we hand to generate
-        self._generate_before = model.__dict__.get("generate")
-        self._handles = ForwardHooks(self._shortener, self._layer_cuts, self._state).register()
-        model.__dict__["generate"] = wrap_generate(model.generate, self._shortener, self._state)
+        self._handles: list[Any] = []
         self._cleanup = ExitStack()
+        self._generate_before = model.__dict__.get("generate")
+        self.cuda_graphs = use_cuda_graphs(model, cuda_graphs)  # first: graphs are for what we hand to generate
+        try:
+            self._put_in_place(wrapper)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _put_in_place(self, wrapper: Any) -> None:
+        """Put the hooks on the model, and our `generate` in front of its own."""
+        model, shortener, state = self.model, self._shortener, self._state
+        unpruned = UnprunedCalls(shortener, state)
+        ForwardHooks(shortener, self._layer_cuts, state, unpruned).register(self._handles)
         self._cleanup.enter_context(calls_with_hooks(wrapper))
+        self._cleanup.enter_context(without_stale_graphs(wrapper))
+        model.__dict__["generate"] = wrap_generate(model.generate, shortener, state, unpruned)
 
     def _checked_positions(self, positions: str | None) -> str:
         found = self.family.positions[0] if positions is None else positions
@@ -194,13 +208,13 @@ class Pruner:
 
     def detach(self) -> None:
         """Give the model back as it was, and drop the cached features. The records stay."""
+        self._state.unlock_forward()  # of a forward that Ctrl-C ended
         with self._state.lock:
             for handle in self._handles:
                 handle.remove()
-            if self._handles:
-                if self._generate_before is None:
-                    del self.model.__dict__["generate"]
-                else:
+            if self._handles and has_pruner(self.model):
+                self.model.__dict__.pop("generate")
+                if self._generate_before is not None:
                     self.model.__dict__["generate"] = self._generate_before
             self._handles = []
             self._cleanup.close()
@@ -227,10 +241,10 @@ class Pruner:
         """
         if self._layer_cuts is not None:
             raise ValueError(f"{self.method.name} chooses inside the LLM, which select does not run: call generate.")
-        with self._state.lock, torch.no_grad():
+        with self._state.own_call(), torch.no_grad():
             self._state.start_call()
             if self._shortener.has_images(inputs):
-                ids = inputs["input_ids"].to(self.model.device)
+                ids = inputs["input_ids"].to(input_device(self.model))
                 mask = inputs.get("attention_mask")
                 mask = torch.ones_like(ids) if mask is None else mask.to(ids.device)
                 positions = (mask.long().cumsum(1) - 1).clamp(min=0)
@@ -250,7 +264,7 @@ class Pruner:
         image = to_image(image)
         inputs = chat_inputs(self.processor, image, questions)
         modalities = present_modalities(self.model, self.family, inputs)
-        with self._state.lock:
+        with self._state.own_call():
             query, cache = self.query, self.feature_cache
             if cache.limit <= 0:
                 self._state.feature_cache = FeatureCache(float("inf"))
@@ -265,14 +279,14 @@ class Pruner:
 
     def _encode_first(self, inputs: Any) -> None:
         """Put the features of the first row's image into the cache; the other rows show the same one."""
-        pixels = {"pixel_values": inputs["pixel_values"][:1].to(self.model.device)}
-        ids = inputs["input_ids"][:1].to(self.model.device)
+        pixels = {"pixel_values": inputs["pixel_values"][:1].to(input_device(self.model))}
+        ids = inputs["input_ids"][:1].to(input_device(self.model))
         attention = self._before_llm.needs_attention
         with torch.no_grad():
             encode_images(self.model, self.family, ids, pixels, self.feature_cache, attention)
 
     def _answers(self, inputs: Any, questions: Sequence[str], options: dict[str, Any]) -> list[str]:
         self.query = list(questions)
-        out = self.model.generate(**inputs.to(self.model.device), **options)
+        out = self.model.generate(**inputs.to(input_device(self.model)), **options)
         new = out[:, inputs["input_ids"].shape[1] :]
         return [text.strip() for text in self.processor.batch_decode(new, skip_special_tokens=True)]

@@ -1,13 +1,17 @@
 """The program as a whole: its help, its version and its exit codes."""
 
 import errno
+import json
 import subprocess
 import sys
 from importlib import resources
 
 import pytest
+import typer
 
 import vlprune
+from vlprune import pocket
+from vlprune.cli.app import app
 
 
 def program(*arguments, module="vlprune"):
@@ -76,8 +80,36 @@ def test_types_are_for_users_too():
 def test_help_shows_all_budgets(run):
     for command in ("ask", "demo", "compare"):
         told = " ".join(run(command, "--help")[1].split())
-        for form in ("(64)", "(0.1)", "64~0.05", "192+64"):
+        for form in ("(64)", "(0.1)", "32/tile", "16/frame", "32/tile/compete", "64/layer", "64~0.05", "192+64"):
             assert form in told
+
+
+AS_JSON = {
+    "ask": ("ask", "SCENE", "what color is the star?", "--max-new-tokens", "1"),
+    "compare": ("compare", "SCENE", "what color is the star?", "--methods", "random", "--repeats", "1"),
+    "demo": ("demo", "--keep", "16"),
+    "bench": ("bench", "--keep", "16", "--new", "1", "--repeats", "1"),
+    "eval": ("eval", "--methods", "random", "--questions", "1", "--keep", "16"),
+    "study": ("study", "thresholds", "--small", "--questions", "1"),
+    "reproduce": ("reproduce", "video", "--dry-run"),
+}
+
+
+@pytest.mark.parametrize("name", AS_JSON)
+def test_json_means_the_same_everywhere(program, tmp_path, name):
+    """One JSON document on the standard output, and nothing else anywhere."""
+    pocket.images(pocket.scenes("test", 1))[0].save(tmp_path / "scene.png")
+    code, out, err = program(*("scene.png" if word == "SCENE" else word for word in AS_JSON[name]), "--json")
+    assert (code, err) == (0, "")
+    assert isinstance(json.loads(out), dict)
+
+
+def test_commands_with_json():
+    """All that compute something have it, and it is described in the same words."""
+    commands = typer.main.get_command(app).commands
+    told = {name: [one.help for one in command.params if "--json" in one.opts] for name, command in commands.items()}
+    assert {name for name, helps in told.items() if helps} == set(AS_JSON)
+    assert len({helps[0] for helps in told.values() if helps}) == 1
 
 
 def test_ctrl_c(run, photo, monkeypatch):
@@ -85,5 +117,5 @@ def test_ctrl_c(run, photo, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vlprune.cli.ask.load_model", stop)
-    code, _, _ = run("ask", photo, "what is it ?")
-    assert code == 130
+    code, _, err = run("ask", photo, "what is it ?")
+    assert (code, err.splitlines()[-1]) == (130, "vlprune: stopped.")

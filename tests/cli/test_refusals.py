@@ -125,7 +125,29 @@ def test_weights_that_are_no_safetensors(refused, photo, checkpoint, tmp_path):
     weights = tmp_path / "pickled" / "model.safetensors"
     torch.save(load_file(weights), tmp_path / "pickled" / "pytorch_model.bin")
     weights.unlink()
-    assert "cannot be loaded" in refused("ask", photo, "what is it?", "--model", "pickled")
+    said = refused("ask", photo, "what is it?", "--model", "pickled")
+    assert "--model pickled: its weights are in pytorch_model.bin, a pickle, which could run any code" in said
+
+
+@pytest.mark.parametrize("option", ["--dual-encoder", "--model"])
+def test_a_planted_pickle_is_never_opened(refused, photo, checkpoint, clip, tmp_path, option):
+    """Beside safetensors it is not looked at; alone it is refused by its name, and none of its code runs."""
+    import pickle
+
+    class Planted:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "it ran",)
+
+    folder = tmp_path / "planted"
+    shutil.copytree(checkpoint if option == "--model" else clip, folder)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Planted()))
+    model = [] if option == "--model" else ["--model", checkpoint]
+    assert f"{option} planted: its weights are in pytorch_model.bin, a pickle" in refused(
+        "ask", photo, "what color is the cat ?", *model, option, "planted", "--keep", 4
+    )
+    assert not (tmp_path / "it ran").exists()
 
 
 def test_unknown_method(refused, photo):

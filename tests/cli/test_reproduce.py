@@ -22,7 +22,7 @@ def test_a_dry_run_prints_the_paper_s_methods_budgets_and_tasks(name, capsys, mo
     monkeypatch.setenv("COLUMNS", "80")
     code, said, _ = run(capsys, name, "--dry-run")
     assert code == 0
-    assert max(map(len, said.splitlines())) <= 80 or name in said.splitlines()[0]
+    assert max(map(len, said.splitlines())) <= 80
     paper = table(SETUPS[name].paper)
     for row in paper.rows:
         budgets = [f"{keep:g}" for other, keep in paper.values if other == row]
@@ -33,7 +33,7 @@ def test_a_dry_run_prints_the_paper_s_methods_budgets_and_tasks(name, capsys, mo
     }
     assert told["answers"] == len(told["cells"]) * sum(told["questions"].values())
     assert f"{told['answers']:,} answers" in said
-    assert "estimated, not measured" in said
+    assert "estimated, not measured" in " ".join(said.split())
 
 
 def test_a_part_of_a_table(capsys):

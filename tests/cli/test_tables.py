@@ -1,11 +1,10 @@
 """The tables that commands print."""
 
-import io
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
+from tests.support.printed_tables import WIDTHS, check_nothing_is_cut, printed
 from vlprune import get_method, list_methods
 from vlprune.cli.tables import (
     answer_table,
@@ -20,12 +19,6 @@ from vlprune.models import list_families
 INSIDE = [name for name in list_methods() if hasattr(get_method(name), "cut_schedule")]
 METHODS = [get_method(name, keep=64) for name in list_methods()]
 COSTS = {"flops": 3.82e12, "kv_bytes": 123456789, "total": 12.345, "prefill": 1.5, "vision": 0.0321, "decode": 4.321}
-
-
-def printed(table, width):
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(table)
-    return console.export_text()
 
 
 def compared():
@@ -55,26 +48,10 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", TABLES)
 def test_no_number_and_no_name_is_cut(name, width):
-    """Every cell without its spaces stands whole in its column; that of prose has all its words whole."""
-    table = TABLES[name]()
-    for wide in (False, True):
-        object.__setattr__(table, "wide", wide)
-        text = printed(table, width)
-        assert max(map(len, text.splitlines())) <= width
-        assert "…" not in text
-        cells = {cell.strip() for line in text.splitlines() for cell in line.strip("│").split("│")}
-        words = set(text.split())
-        for i, column in enumerate(table.columns):
-            if column.extra and width < 200 and not wide:
-                continue
-            for row in table.rows:
-                if column.prose:
-                    assert set(str(row[i]).split()) <= words
-                else:
-                    assert set(map(str.strip, str(row[i]).splitlines())) <= cells
+    check_nothing_is_cut(TABLES[name](), width, room_for_all=width == 200)
 
 
 def test_what_matters_comes_first():

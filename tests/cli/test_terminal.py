@@ -1,12 +1,17 @@
 """What commands print on."""
 
 import io
+import re
 import subprocess
 import sys
 
 import pytest
+from matplotlib.figure import Figure
+from rich.cells import cell_len
+from rich.console import Console
+from rich.progress import Progress
 
-from vlprune.cli.terminal import console, show_steps
+from vlprune.cli.terminal import Steps, console, show_steps
 
 
 class Screen(io.StringIO):
@@ -38,6 +43,29 @@ def test_steps_on_a_terminal(monkeypatch, loaded):
     assert "drawing" in screen.getvalue()
 
 
+def test_a_step_after_a_finished_one_goes_on():
+    with Progress(console=Console(file=io.StringIO())) as bar:
+        steps = Steps(bar, "loading")
+        steps.begin("answering", total=1)
+        steps.advance()
+        assert bar.finished
+        steps.begin("drawing")
+        assert not bar.finished
+        assert (bar.tasks[0].total, bar.tasks[0].completed, bar.tasks[0].description) == (None, 0, "drawing")
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+def test_the_bar_leaves_room_for_ctrl_c(monkeypatch, width):
+    """A terminal shows it as ^C behind the bar; in a new line it would stay, and half of the bar with it."""
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("COLUMNS", str(width))
+    with show_steps("loading " + "a model with a long name " * 10):
+        pass
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", screen.getvalue()))
+    assert 0 < max(map(cell_len, lines)) <= width - 2
+
+
 def test_one_plain_line_elsewhere(capsys):
     for quiet, said in ((False, "vlprune: loading pocket ...\n"), (True, "")):
         with show_steps("loading pocket", quiet=quiet) as steps:
@@ -47,6 +75,32 @@ def test_one_plain_line_elsewhere(capsys):
             steps.expect(2)
             steps.reach(1, None)
         assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("ask", "PHOTO", "what?", "--show", "kept.png", "--max-new-tokens", "1"),
+        ("compare", "PHOTO", "what?", "--methods", "random", "--repeats", "1", "--max-new-tokens", "1"),
+        ("demo", "--keep", "16"),
+        ("eval", "--methods", "random", "--questions", "1", "--keep", "16"),
+        ("study", "thresholds", "--small", "--questions", "1"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_bar_while_pictures_are_drawn(program, photo, monkeypatch, command):
+    """They take seconds."""
+    screen, shown = Screen(), []
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(Steps, "begin", lambda self, what, total=None: shown.append(what))
+    draw = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *args, **more: [shown.append("SAVED"), draw(*args, **more)])
+    leave = Progress.__exit__
+    monkeypatch.setattr(Progress, "__exit__", lambda *args: [shown.append("GONE"), leave(*args)][1])
+    assert program(*(photo if word == "PHOTO" else word for word in command))[0] == 0
+    assert shown[-3:] == ["drawing", "SAVED", "GONE"]
+    if command[0] == "ask":
+        assert [*dict.fromkeys(shown)][:3] == ["loading pocket", "vision", "answering"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 from vlprune.evaluation.accuracy import evaluate_methods
-from vlprune.evaluation.plots import plot_curves, plot_panels
+from vlprune.evaluation.plots import plot_curves, plot_panels, plot_rows
 from vlprune.methods import get_method
 from vlprune.studies import get_study
 
@@ -50,31 +50,80 @@ def accuracy_figure(evaluation, monkeypatch):
 
 
 def test_intervals_reach_where_they_say():
-    figure = plot_curves({"a": [(16, 99.0, 98.0, 99.4), (64, 90.0, 80.0, 95.0)]}, flat={}, x="tokens", y="right, %")
-    (axes,) = figure.axes
+    curves = {"a": [(16, 99.0, 98.0, 99.4), (64, 90.0, 80.0, 95.0)]}
+    (axes,) = plot_curves(curves, flat={}, x="tokens", y="right, %", title="?").axes
     (bars,) = axes.containers[0].lines[2]
-    drawn = [sorted(100 - end for end in segment[:, 1]) for segment in bars.get_segments()]
+    drawn = [sorted(segment[:, 1]) for segment in bars.get_segments()]
     assert drawn == [pytest.approx([98.0, 99.4]), pytest.approx([80.0, 95.0])]
 
 
 def test_all_right_is_drawn_at_100():
     curves = {"a": [(16, 96.0, 90.0, 99.0), (64, 100.0, 90.0, 100.0)]}
-    (axes,) = plot_curves(curves, flat={"all": 100.0}, x="tokens", y="right, %").axes
+    (axes,) = plot_curves(curves, flat={"all": 100.0}, x="tokens", y="right, %", title="?").axes
     ticks = {label.get_text(): place for place, label in zip(axes.get_yticks(), axes.get_yticklabels())}
-    assert ticks["100"] == axes.containers[0].lines[0].get_ydata()[1] == axes.lines[0].get_ydata()[0]
-    assert list(ticks.values()) == sorted(ticks.values(), reverse=True)
+    assert ticks["100"] == axes.containers[0].lines[0].get_ydata()[1] == axes.lines[0].get_ydata()[0] == 100
+    heights = axes.transData.transform([(16, tick) for tick in ticks.values()])[:, 1]
+    assert list(heights) == sorted(heights)
+    assert heights[-1] < axes.bbox.y1
+
+
+def test_errors_are_on_a_log_scale():
+    """90, 99 and 99.9 % are as far apart, and what is drawn lies within the axes."""
+    curves = {"a": [(16, 90.0, 60.0, 95.0), (32, 99.0, 98.0, 99.5), (64, 99.9, 99.0, 100.0)]}
+    (axes,) = plot_curves(curves, flat={}, x="tokens", y="right, %", title="?").axes
+    heights = axes.transData.transform([(16, share) for share in (60.0, 90.0, 99.0, 99.9, 100.0)])[:, 1]
+    assert heights[2] - heights[1] == pytest.approx(heights[3] - heights[2])
+    assert axes.bbox.y0 < heights[0] < heights[-1] < axes.bbox.y1
+    back = axes.transData.inverted().transform([(1, height) for height in heights])[:, 1]
+    assert back == pytest.approx([60.0, 90.0, 99.0, 99.9, 100.0])
 
 
 def test_the_scale_is_explained():
-    (axes,) = plot_curves(flat_curves(2), flat={}, x="tokens", y="right, %", title="of what?").axes
-    assert axes.get_ylabel() == "right, %; errors on a log scale:\nequal steps up cut them by the same factor"
-    assert (axes.get_xlabel(), axes.get_title()) == ("tokens", "of what?")
+    figure = plot_curves(flat_curves(2), flat={}, x="tokens", y="right, %", title="of what?", note="by what?")
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == "right, %\nerrors on a log scale: equal steps cut them by the same factor"
+    assert (axes.get_xlabel(), axes.get_title(loc="left")) == ("tokens", "by what?")
+    assert figure.get_suptitle() == "of what?"
+
+
+def test_well_known_methods_look_the_same_in_every_plot():
+    points = flat_curves(1)["curve 0"]
+    looks = []
+    for names in (["trim", "script", "random"], ["random", "oracle", "script", "visionzip"]):
+        (axes,) = plot_curves(dict.fromkeys(names, points), flat={}, x="", y="", title="").axes
+        looks.append({one.get_label(): one.lines[0].get_color() for one in axes.containers})
+        assert len(set(looks[-1].values())) == len(names)
+    assert [looks[0][name] for name in ("script", "random")] == [looks[1][name] for name in ("script", "random")]
+
+
+def test_rows_are_drawn_from_the_top_with_their_intervals():
+    rows = {
+        "first": {"keep 64": (99.0, 98.0, 99.5), "keep 16": (90.0, 80.0, 95.0)},
+        "second": {"keep 16": (50, 40, 60)},
+    }
+    figure = plot_rows(rows, x="right, %", title="which?", across={"all tokens": 99.9, "keep 16": 90.0})
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(rows)
+    assert axes.yaxis_inverted()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["keep 64", "keep 16", "all tokens"]
+    values, _, (bars,) = axes.containers[1].lines
+    assert list(values.get_xdata()) == [90.0, 50.0]
+    assert [sorted(segment[:, 0]) for segment in bars.get_segments()] == [
+        pytest.approx([80, 95]),
+        pytest.approx([40, 60]),
+    ]
+    dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert [line.get_xdata()[0] for line in dashed] == [99.9, 90.0]
+    assert dashed[1].get_color() == values.get_color()
+    assert "log scale" in axes.get_xlabel()
+    (plain,) = plot_rows(rows, x="points", title="which?", percentages=False).axes
+    assert plain.get_xlabel() == "points"
 
 
 @pytest.mark.parametrize("count", [1, 6, 10])
 def test_each_line_is_labelled_at_its_end(count):
     curves = flat_curves(count)
-    figure = plot_curves(curves, flat={"all tokens": 99.0}, x="tokens", y="right, %")
+    figure = plot_curves(curves, flat={"all tokens": 99.0}, x="tokens", y="right, %", title="?")
     FigureCanvasAgg(figure).draw()
     (axes,) = figure.axes
     assert {text.get_text() for text in axes.texts} == {*curves, "all tokens"}
@@ -86,22 +135,22 @@ def test_each_line_is_labelled_at_its_end(count):
     assert all(below[1] <= above[0] for below, above in pairwise(heights)), "labels overlap"
     for text in axes.texts:
         if text.get_text() in curves:
-            assert text.xy == pytest.approx((64, 1.0))
+            assert text.xy == pytest.approx((64, 99.0))
 
 
 def test_accuracy_has_seven_lines_by_its_rule(accuracy_figure):
     drawn = {text.get_text() for text in accuracy_figure.axes[0].texts}
     assert drawn == {"all 576 tokens", "script", "random", "oracle", "a", "b", "c"}
     assert len(accuracy_figure.axes[0].containers) == 6
-    title = accuracy_figure.axes[0].get_title()
-    assert "the best at the smallest budget; 14 more are in the table" in title
+    note = accuracy_figure.axes[0].get_title(loc="left")
+    assert note == "script, random, oracle, and the best at the smallest budget; 14 more are in the table"
 
 
 def test_panels_have_a_title_and_a_legend():
     figure = plot_panels([[("a $b$", np.zeros((2, 2, 3))), ("map", np.eye(2))]], title="Which?", low="few", high="many")
     assert figure.get_suptitle() == "Which?"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["many", "few"]
-    assert [axes.get_title() for axes in figure.axes] == [r"a \$b\$", "map"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [r"a \$b\$", "map"]
     colours = [patch.get_facecolor() for patch in figure.legends[0].get_patches()]
     shown = figure.axes[1].get_images()[0]
     assert colours == [pytest.approx(shown.cmap(shown.norm(value))) for value in (1.0, 0.0)]
@@ -117,7 +166,8 @@ def test_pictures_of_studies_say_what_they_show(evaluation):
     ]
     preferences = get_study("preferences").study(evaluation).figures["preferences"]
     assert preferences.get_suptitle() == "Which tokens each family of methods prefers"
-    assert [axes.get_title() for axes in preferences.axes][1:7] == [
+    titles = [axes.get_title(loc="left").replace("\n", " ") for axes in preferences.axes]
+    assert titles[1:7] == [
         "attention in the vision tower",
         "relevance to the question",
         "little redundancy (similarity)",
@@ -125,4 +175,6 @@ def test_pictures_of_studies_say_what_they_show(evaluation):
         "QCSP alone, earliest choices first",
         "Script, earliest choices first",
     ]
+    assert titles[7]  # the second row's question
+    assert not any(titles[8:14])  # the rest stands above
     assert len(preferences.legends) == 1

@@ -10,6 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from vlprune.errors import UserError
+from vlprune.evaluation.report import write_report
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.run_folder import RunFolder
 
@@ -213,3 +215,48 @@ def test_it_opens_with_a_summary(program):
         low, high = scores[f"{best}@{keep}"]["interval"]
         assert right == f"{100 * shares[best]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
         assert level == (other if scores[f"{other}@{keep}"]["interval"][1] >= shares[best] else "nobody")
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "{}/secret.png", "link.png", "notes.txt"])
+def test_a_run_of_somebody_else_shows_no_other_file(tmp_path, name):
+    """Its result.json may name any path; the page would carry that file away."""
+    secret = tmp_path / "secret.png"
+    Image.new("RGB", (3, 3)).save(secret)
+    run = RunFolder(tmp_path / "run", "eval", {})
+    StudyResult("Theirs", [ResultTable("t", ["a"], [["1"]])]).save(run.path)
+    (run.path / "link.png").symlink_to(secret)
+    (run.path / "notes.txt").write_text("no picture")
+    result = json.loads((run.path / "result.json").read_text())
+    (run.path / "result.json").write_text(json.dumps({**result, "figures": [name.format(tmp_path)]}))
+    with pytest.raises(UserError, match=r"which is no PNG of its own: it is not shown\.$"):
+        write_report([run.path], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "change", [{"tables": 5}, {"figures": None}, {"title": 3}, {"data": []}, {"tables": [{"a": 1}]}]
+)
+def test_a_result_that_is_none(tmp_path, change):
+    run = RunFolder(tmp_path / "run", "eval", {})
+    StudyResult("Theirs", [ResultTable("t", ["a"], [["1"]])]).save(run.path)
+    result = json.loads((run.path / "result.json").read_text())
+    (run.path / "result.json").write_text(json.dumps({**result, **change}))
+    with pytest.raises(UserError, match=r"the result\.json is not one of vlprune's"):
+        write_report([run.path], tmp_path / "report.html")
+    (run.path / "result.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        write_report([run.path], tmp_path / "report.html")
+
+
+def test_hostile_words_are_escaped(tmp_path):
+    words = "<script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x'"
+    run = RunFolder(tmp_path / "run", "eval", {"model": words})
+    run.save_methods({words: words})
+    table = ResultTable(words, [words], [[words]], words)
+    StudyResult(words, [table], notice=words).save(run.path)
+    write_report([run.path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert "<script>alert" not in text
+    assert "<img src=x" not in text
+    page = Page(text)
+    assert not page.pictures

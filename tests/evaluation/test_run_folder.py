@@ -135,3 +135,29 @@ def test_default_folders_do_not_collide(tmp_path, monkeypatch):
         "runs/graph-small",
     ]
     assert [default_folder(*one) for one in asked] == folders  # each goes on with its own
+
+
+def test_a_run_that_was_killed_before_its_manifest_was_written(tmp_path, monkeypatch):
+    """What it left is nobody's work: the same command begins there again, and so does one without --out."""
+    monkeypatch.chdir(tmp_path)
+    left = tmp_path / "runs" / "eval"
+    (left / "answers").mkdir(parents=True)
+    (left / ".manifest.part.json").write_text('{"settings": {"comm')
+    assert default_folder("eval", {}) == Path("runs/eval")
+    RunFolder(left, "eval", {}).append_answers("a", [{"q": 0}])
+    assert RunFolder(left, "eval", {}).read_answers("a") == [{"q": 0}]
+    other = tmp_path / "other"
+    (other / "answers").mkdir(parents=True)
+    (other / "answers" / "mine.jsonl").write_text("{}")
+    with pytest.raises(UserError, match="holds no run"):
+        RunFolder(other, "eval", {})
+
+
+@pytest.mark.parametrize("name", ["../../escape", "/etc/passwd", "..", "a/../b", "x\x00y", "C:\\x", "\u202egnp"])
+def test_no_name_of_a_cell_leaves_the_folder(tmp_path, name):
+    run = RunFolder(tmp_path / "run", "eval", {})
+    run.append_answers(name, [{"q": 1}])
+    assert run.read_answers(name) == [{"q": 1}]
+    (file,) = (tmp_path / "run" / "answers").iterdir()
+    assert file.resolve().parent == (tmp_path / "run" / "answers").resolve()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

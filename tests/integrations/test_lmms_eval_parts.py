@@ -9,7 +9,7 @@ from vlprune import DivPrune, pocket
 from vlprune.evaluation.load_model import load_model
 from vlprune.integrations.lmms_eval.answer_file import AnswerFile
 from vlprune.integrations.lmms_eval.answerer import Answerer
-from vlprune.integrations.lmms_eval.answering import Answering
+from vlprune.integrations.lmms_eval.answering import BATCHES_PER_BLOCK, MANY_SKIPPED, Answering
 from vlprune.integrations.lmms_eval.samples import Request, find_question, sample_from_messages
 from vlprune.integrations.lmms_eval.settings import method_of
 
@@ -144,6 +144,20 @@ def test_where_nothing_works_the_error_is_raised(loaded, documents):
     broken = [{**one, "image": "no image"} for one in documents]
     with pytest.raises(AttributeError, match="convert"):
         answers(loaded, broken)
+
+
+def test_many_failures_in_a_row_stop_a_run_that_has_answers(loaded, documents):
+    """As when the disk is full or the GPU has failed: no fault of single samples."""
+    many = [documents[0], *[{**documents[1], "image": "no image"}] * (MANY_SKIPPED + BATCHES_PER_BLOCK)]
+    answerer = Answerer(loaded, None)
+    answering = Answering(answerer, {"drawn": {"test": many}}, batch_size=1)
+    with pytest.raises(AttributeError, match="convert"):
+        answering.generate(requests(many))
+    assert len(answering.skipped) == BATCHES_PER_BLOCK - 1 + MANY_SKIPPED  # the one that can be asked is the shortest
+    mixed = [documents[0] if i % 4 == 0 else {**documents[1], "image": "no image"} for i in range(MANY_SKIPPED + 16)]
+    answering = Answering(answerer, {"drawn": {"test": mixed}}, batch_size=1)
+    assert sum(map(bool, answering.generate(requests(mixed)))) == len(mixed) / 4
+    assert len(answering.skipped) == 3 * len(mixed) / 4 > MANY_SKIPPED
 
 
 def test_settings_that_are_none():

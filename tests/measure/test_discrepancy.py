@@ -49,7 +49,7 @@ def shortened_logits(model, inputs, kept):
         embeds[inputs["input_ids"] == 95] = torch.cat(list(features)).to(embeds)
         keep = [0, *(1 + i for i in kept), 17, 18, 19]
         positions = torch.arange(len(keep), device=embeds.device)[None]
-        return model(inputs_embeds=embeds[:, keep], position_ids=positions).logits[:, -1].cpu()
+        return model(inputs_embeds=embeds[:, keep], position_ids=positions).logits[:, -1]
 
 
 def test_the_first_logits_are_those_of_the_shortened_prompt(model, inputs):

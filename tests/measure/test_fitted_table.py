@@ -27,6 +27,10 @@ def printed(table, width):
     return console.export_text()
 
 
+def test_without_rows_there_is_no_table():
+    assert printed(FittedTable(COLUMNS, [], "Title", "No rows: nowhere."), 80) == "Title\nNo rows: nowhere.\n"
+
+
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("keys", [1, 2])
 def test_key_columns_stand_in_every_block(width, keys):

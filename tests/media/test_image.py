@@ -133,3 +133,17 @@ def test_of_an_animated_image_the_first_frame_is_used(tmp_path, ending):
     red.save(path, save_all=True, append_images=[blue], **({"lossless": True} if ending == "webp" else {}))
     with pytest.warns(UserWarning, match=r"moving.* is animated; the first of its 2 frames is used\.$"):
         assert open_image(path).getpixel((3, 3))[0] > 200
+
+
+def test_a_later_frame_that_is_damaged(tmp_path):
+    """Pillow reads the beginnings of all frames to count them; found by benchmarks/fuzz.py."""
+    path = tmp_path / "two.tiff"
+    Image.new("RGB", (20, 20)).save(path, save_all=True, append_images=[Image.new("RGB", (20, 20))])
+    data = bytearray(path.read_bytes())
+    (first,) = struct.unpack_from("<I", data, 4)
+    (count,) = struct.unpack_from("<H", data, first)
+    (second,) = struct.unpack_from("<I", data, first + 2 + 12 * count)
+    struct.pack_into("<H", data, second + 2, 0xFFFE)  # in place of the tag of its width
+    path.write_bytes(data)
+    with pytest.raises(ImageError, match=r"'.*two\.tiff' is a truncated or damaged image\.$"):
+        open_image(path)

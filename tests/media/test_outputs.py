@@ -3,6 +3,7 @@
 import builtins
 import errno
 import io
+import pathlib
 import os
 import stat
 from pathlib import Path
@@ -42,6 +43,8 @@ def full_disk(monkeypatch):
 
     monkeypatch.setattr(io, "open", opened)
     monkeypatch.setattr(builtins, "open", opened)
+    if hasattr(pathlib, "_NormalAccessor"):  # Python 3.10 remembers io.open
+        monkeypatch.setattr(pathlib._NormalAccessor, "open", staticmethod(opened))
 
 
 def names(folder):

@@ -12,9 +12,11 @@ from vlprune import attach
 from vlprune.errors import UserError
 from vlprune.evaluation.load_model import load_model
 from vlprune.methods import get_method
+from vlprune.models import family_of
 from vlprune.pocket import photo_folder
 from vlprune.pocket.photo_folder import WEIGHTS, load_folder, pack_8_bits, unpack_8_bits, write_folder
 from vlprune.pocket.train_photo import save_model
+from vlprune.pruning.dual_encoder import DualEncoder
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +47,9 @@ def question_about(processor, text):
 def test_a_matrix_is_off_by_at_most_half_a_step():
     value = torch.randn(50, 30, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 2, 50)[:, None]
     value[7] = 0
-    packed = pack_8_bits({"matrix": value, "norm": value[:, 0]})
+    packed = pack_8_bits({"matrix": value, "norm": value[:, 0], "multi_modal_projector.linear_1.weight": value})
     assert packed["matrix"].dtype == torch.int8
+    assert packed["multi_modal_projector.linear_1.weight"].dtype == torch.float16
     assert packed["norm"].dtype == torch.float16
     back = unpack_8_bits(packed)
     step = packed["matrix.scale"].float()
@@ -79,6 +82,31 @@ def test_load_model_takes_its_path_and_answers_with_few_tokens(folder):
     assert answer.shape[1] <= inputs["input_ids"].shape[1] + 3
 
 
+@torch.no_grad()
+def test_states_of_several_layers_are_what_the_projector_reads(folder):
+    loaded = load_model(str(folder), None, "cpu")
+    pixels = {"pixel_values": question_about(loaded.processor, "is there a dog in the picture?")["pixel_values"]}
+    family = family_of(loaded.model)
+    output = loaded.model.get_image_features(**pixels, output_hidden_states=True, return_dict=True)
+    states = family.tower_states(loaded.model, family.modalities(loaded.model)[0], output, pixels)
+    torch.testing.assert_close(family.project(loaded.model, states)[0], output.pooler_output[0])
+    clip, tokenizer = loaded.clip
+    image = DualEncoder(clip, tokenizer, loaded.model).image(states)
+    last = output.hidden_states[loaded.model.config.vision_feature_layer[-1]][:, 1:]
+    torch.testing.assert_close(image, clip.visual_projection(clip.vision_model.post_layernorm(last)))
+
+
+@pytest.mark.parametrize("name", ["trim", "visionzip"])
+def test_methods_that_merge_before_the_projector_run_on_several_layers(folder, name):
+    loaded = load_model(str(folder), None, "cpu")
+    inputs = question_about(loaded.processor, "is there a dog in the picture?")
+    with attach(
+        loaded.model, get_method(name, keep=16), processor=loaded.processor, dual_encoder=loaded.clip
+    ) as pruner:
+        loaded.model.generate(**inputs, max_new_tokens=1, do_sample=False)
+        assert pruner.last.after == 16
+
+
 def test_photo_is_the_checkout_s_folder(folder, monkeypatch):
     monkeypatch.setattr(photo_folder, "__file__", str(folder.parents[1] / "vlprune" / "pocket" / "photo_folder.py"))
     (folder.parents[1] / "models").symlink_to(folder.parent)
@@ -99,7 +127,7 @@ def test_pickles_and_weights_that_do_not_fit_are_refused(trained, folder, tmp_pa
     for name in ("config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json"):
         (pickled / name).write_bytes((trained / name).read_bytes())
     torch.save({"weight": torch.zeros(1)}, pickled / "pytorch_model.bin")
-    with pytest.raises(UserError, match=f"--model {pickled}: it cannot be loaded"):
+    with pytest.raises(UserError, match=f"--model {pickled}: its weights are in pytorch_model.bin"):
         load_model(str(pickled), None, "cpu")
     broken = tmp_path / "broken"
     write_folder(trained, broken)

@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 def arguments(folder, out, *more):
     options = f"--tower {folder}/tower --tower-layers 1,3 --llm {folder}/llm --depth 2 --photos {folder}/photos"
     options += f" --captions {folder}/text/captions.txt --out {out} --steps 3 --align-steps 1 --hint-steps 1"
-    options += " --patterns 3 --batch 2 --validation-scenes 2 --validate-every 9 --workers 0 --checkpoint-seconds 0"
+    options += " --patterns 0.5 --batch 2 --validation-scenes 2 --validate-every 9 --workers 0 --checkpoint-seconds 0"
     return [*options.split(), *more]
 
 

@@ -180,7 +180,7 @@ def test_what_a_method_raises_is_the_cause(model, single):
 
     with attach(model, Failing(keep=3)), pytest.raises(MethodError) as error:
         model.generate(**single, **GREEDY)
-    assert str(error.value) == "method 'mine' raised KeyError: 'depth'"
+    assert str(error.value) == "method 'mine' raised KeyError: 'depth'."
     assert isinstance(error.value.__cause__, KeyError)
     own = type("Own", (Failing,), {"__module__": "vlprune.methods.own"})
     with attach(model, own(keep=3)), pytest.raises(KeyError):

@@ -49,6 +49,14 @@ def test_the_plain_model_waits(one):
     assert any("torch_compilable_check" in line for line in lines)
 
 
+def test_a_clone_in_a_folder_called_vlprune():
+    """A line of torch in the clone's own environment is none of vlprune's."""
+    value = moved({"value": torch.ones(1)})["value"]
+    with Device() as device:
+        exec(compile("value.item()", "/home/me/vlprune/.venv/lib/torch/x.py", "exec"), {"value": value})
+    assert [line for _, line in device.waits] == ["elsewhere"]
+
+
 def test_merging(one):
     model = moved(tiny.llava())
     seen = Watched(model, merging(model, one))

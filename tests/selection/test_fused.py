@@ -68,6 +68,13 @@ def test_the_switch():
     assert asked == [0, 0]
 
 
+def raising(error):
+    def fail(*args):
+        raise error
+
+    return fail
+
+
 def test_where_kernels_cannot_run_torch_is_used_after_a_warning(monkeypatch):
     find = dispatch._kernels.__wrapped__
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -87,7 +94,19 @@ def test_where_kernels_cannot_run_torch_is_used_after_a_warning(monkeypatch):
     with pytest.warns(UserWarning, match="Tesla T4 is older than sm_80"):
         assert find(0) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setattr(dispatch, "_build_one", lambda kernels, device: None)
     assert find(0) is triton
+    monkeypatch.setattr(dispatch, "_build_one", raising(OSError(28, "No space left on device", "/cache/triton")))
+    with pytest.warns(UserWarning, match=r"cannot be built \(\[Errno 28\] No space left on device: '/cache/triton'\)"):
+        assert find(0) is None
+    monkeypatch.setattr(dispatch, "_build_one", raising(RuntimeError("Failed to find C compiler.\nSet CC.")))
+    with pytest.warns(
+        UserWarning, match=r"^vlprune: .* cannot be built \(Failed to find C compiler\)\. Selection runs"
+    ):
+        assert find(0) is None
+    monkeypatch.setattr(dispatch, "_build_one", raising(torch.OutOfMemoryError("busy")))
+    with pytest.raises(torch.OutOfMemoryError):  # not for good
+        find(0)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.warns(UserWarning, match="they need an NVIDIA GPU"):
         assert find(0) is None

@@ -1,6 +1,7 @@
 """The same answer whatever surrounds the call: dtype, autocast, precision switches, layout, device."""
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from vlprune.selection import (
     select_script,
 )
 from vlprune.selection.greedy import greedy_on_device
-from vlprune.selection.numerics import ascending
+from vlprune.selection.numerics import ascending, exact_float32
 from vlprune.selection.relevance import relevance_on_device
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -265,3 +266,18 @@ def test_devices_must_agree():
     x, q = image(0)
     with pytest.raises(ValueError, match=r"query on cpu: must be on cuda:0 like the other arguments"):
         select_script(x.cuda(), q, 3)
+
+
+def test_a_torch_that_has_only_the_process_wide_switch(monkeypatch):
+    """As before torch 2.9, where the backends have no precision of their own."""
+    old = SimpleNamespace(cuda=SimpleNamespace(matmul=object()), mkldnn=SimpleNamespace())
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        monkeypatch.setattr(torch, "backends", old)
+        with exact_float32(torch.device("cpu")):
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        monkeypatch.undo()
+        torch.set_float32_matmul_precision(before)

@@ -121,7 +121,7 @@ def test_a_contact_sheet_has_a_panel_for_each_method(image):
     kept = drawn.axes[1]
     assert lit_tokens(kept, image) == [0, 7, 14, 20, 35]
     shapes = {axes.get_subplotspec().get_geometry()[:2] for axes in drawn.axes}
-    assert shapes == {(2, 5)}
+    assert shapes == {(2, 4)}
 
 
 def test_a_contact_sheet_draws_shared_scores_once(image):

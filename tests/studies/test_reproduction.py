@@ -1,6 +1,8 @@
 """The plans of `vlprune reproduce` are the paper's tables; scores and intervals against slow, obvious ones."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +11,38 @@ from vlprune.budget import Budget
 from vlprune.errors import UserError
 from vlprune.methods.in_llm import InLLMMethod
 from vlprune.studies.paper import ALL_TOKENS, table
-from vlprune.studies.reproduction import SETUPS, make_plan
+from vlprune.studies.reproduction import BENCHMARKS, SETUPS, make_plan
 from vlprune.studies.reproduction_table import Score, beside_paper_table, column_score, mean_score, paired_table
+from vlprune.studies.reproduction_time import GPUS, SPEEDS, answer_seconds
+
+DOCS = Path(__file__).parents[2] / "docs"
+IMAGES = "gqa mmbench_en_dev mmbench_cn_dev mme pope scienceqa_img vqav2_val textvqa_val vizwiz_vqa_val mmvet"
+VIDEOS = "mlvu_dev mvbench longvideobench_val_v videomme"
+INTERNVL = "ai2d textvqa_val chartqa ocrbench hallusion_bench_image mme mmbench_en_dev mmbench_cn_dev"
+SIX = "fastv trim visionzip divprune sparsevlm script"
+SEVEN = ["fastv", "pyramiddrop", "sparsevlm", "visionzip", "divprune", "script", "script without DPP"]
+#: The paper's tables, read from its LaTeX: model, tokens in all, methods, budgets, benchmarks.
+PAPER = {
+    "llava-1.5-7b": ("llava-1.5-7b", 576, SIX.split(), [192, 128, 64, 32, 16], IMAGES),
+    "llava-1.5-13b": ("llava-1.5-13b", 576, SIX.split(), [128, 64, 32], IMAGES),
+    "llava-next-7b": ("v1.6-vicuna-7b", 2880, SIX.split(), [640, 320, 160], IMAGES),
+    "llava-next-13b": ("v1.6-vicuna-13b", 2880, SIX.split(), [640, 320, 160], IMAGES),
+    "video": (None, 169, ["fastv", "divprune", "sparsevlm", "script"], [64, 32, 16], VIDEOS),
+    "internvl3": ("InternVL3-8B", 1280, ["fastv", "divprune", "script"], [256, 128], INTERNVL),
+    "efficiency": ("v1.6-vicuna-7b", 2880, SEVEN, [320], "pope"),
+    "significance": ("v1.6-vicuna-7b", 2880, SIX.split(), [160], "mme"),
+}
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_a_plan_is_what_the_paper_s_latex_has(name):
+    model, tokens, methods, budgets, tasks = PAPER[name]
+    plan = make_plan(name)
+    assert (plan.setup.model or "").find(model or "") >= 0
+    assert plan.cells[0].keep == tokens
+    assert {(cell.row, cell.keep) for cell in plan.cells[1:]} == {(row, keep) for row in methods for keep in budgets}
+    assert len(plan.cells) == 1 + len(methods) * len(budgets)
+    assert set(plan.tasks) == set(tasks.split())
 
 
 @pytest.mark.parametrize("name", SETUPS)
@@ -50,6 +82,48 @@ def test_a_part_of_a_table_and_other_methods():
         make_plan("llava-2")
 
 
+def test_speeds_are_those_that_were_measured():
+    """Read from the table in docs/performance.md: an eager row and the row of CUDA graphs below it."""
+    lines = (DOCS / "performance.md").read_text(encoding="utf-8").splitlines()
+    for model, speed in SPEEDS.items():
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"| {model}, ") and "| eager |" in line)
+        eager, graphs = ([part.split(" → ") for part in line.split(" | ")][-2:] for line in lines[at : at + 2])
+        found = [[float(re.sub(r"[ |]", "", number)) for number in pair] for pair in (*eager, *graphs)]
+        assert found == [list(pair) for pair in (speed.first, speed.step, speed.first_graphs, speed.step_graphs)]
+
+
+def test_hours_by_hand():
+    plan = make_plan("significance", rows=["script"])  # MME: 2,374 answers of two tokens, each with two methods
+    assert plan.hours() == pytest.approx(2374 * (0.120 + 0.0495 + 0.0603 + 0.0371) / 3600)
+    slow = 94.8 * 989 / 312 + 49.5 + 37.5 * 989 / 312 + 37.1
+    assert plan.hours("A100") == pytest.approx(2374 * slow / 1000 / 3600)
+    assert make_plan("llava-next-13b", limit=1).hours() == pytest.approx(
+        make_plan("llava-next-7b", limit=1).hours() * 13 / 7
+    )
+    for gpu in GPUS:
+        assert answer_seconds("LLaVA-1.5-7B", gpu, 9, pruned=True) >= 0.0764 + 8 * 0.0449
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_the_documented_hours_are_those_that_are_estimated(name):
+    """docs/benchmarks.md: table, label, rows, answers, hours on each GPU, and those without VQAv2 on an H200."""
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    cells = next(line.strip("| ").split("|") for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+    plan = make_plan(name)
+    found = [cell.strip() for cell in cells[2:]]
+    fewer = [column for column in plan.columns if column != "vqav2_val"]
+    without = f"{make_plan(name, columns=fewer).hours():,.1f}" if len(fewer) < len(plan.columns) else ""
+    hours = [f"{plan.hours(gpu):,.1f}" for gpu in GPUS]
+    assert found == [f"{len(plan.cells)}", f"{plan.answers:,}", *hours, *([without] if without else [])]
+
+
+def test_the_documented_benchmarks_are_those_of_the_tables():
+    lines = (DOCS / "benchmarks.md").read_text(encoding="utf-8").splitlines()
+    for name, one in BENCHMARKS.items():
+        if one.part_of is None:
+            assert any(f"`{name}`" in line and f"| `{one.data}` | {one.questions:,}" in line for line in lines), name
+
+
 def test_scores_and_intervals():
     plan, dice = make_plan("llava-1.5-7b"), np.random.default_rng(0)
     right = dice.integers(0, 2, 400).astype(float).tolist()
@@ -87,6 +161,20 @@ def test_parts_of_video_benchmarks():
     ]
     assert column_score(plan, "videomme_short", {}, samples).value == 50
     assert column_score(plan, "videomme_long", {}, samples).value == 100
+
+
+def test_ocrbench_is_the_mean_over_answers():
+    """lmms-eval's own sum goes on from method to method, and divides by 1,000 however many were asked."""
+    plan = make_plan("internvl3")
+    samples = [{"ocrbench_accuracy": {"score": score}} for score in (1, 0, 1, 1)]
+    assert column_score(plan, "ocrbench", {"ocrbench_accuracy": 0.9}, samples).value == 750
+
+
+def test_the_note_says_which_splits_are_not_the_paper_s():
+    for name, said in [("llava-1.5-7b", "VQA-V2 of test-dev, VizWiz of test;"), ("internvl3", None)]:
+        plan = make_plan(name)
+        note = beside_paper_table(plan, {}).note
+        assert said in note if said else "split" not in note
 
 
 def test_the_paper_s_own_numbers_come_out_as_they_are_printed():

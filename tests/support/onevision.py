@@ -27,7 +27,9 @@ def save(folder):
         tokenizer=tokenizer(),
         chat_template=TEMPLATE.replace("MARK", "{{ '<' + part['type'] + '> ' }}"),
     )
-    case.model().save_pretrained(folder)
+    model = case.model()
+    model.config.image_grid_pinpoints = processor.image_processor.image_grid_pinpoints
+    model.save_pretrained(folder)
     processor.save_pretrained(folder)
 
 

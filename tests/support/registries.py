@@ -13,9 +13,13 @@ from vlprune.models import registry as models
 @contextmanager
 def isolated_registries() -> Iterator[None]:
     """Inside, methods and families can be registered; afterwards they are forgotten."""
-    loaded = mock.patch.object(entry_points, "LOADED", set(entry_points.LOADED))
-    with mock.patch.dict(methods.METHODS), mock.patch.dict(models.FAMILIES), loaded:
-        yield
+    loaded, failed = set(entry_points.LOADED), set(entry_points.FAILED)
+    with mock.patch.dict(methods.METHODS), mock.patch.dict(models.FAMILIES):
+        try:
+            yield
+        finally:
+            for names, before in ((entry_points.LOADED, loaded), (entry_points.FAILED, failed)):
+                names.intersection_update(before)
 
 
 @contextmanager

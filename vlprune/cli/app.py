@@ -41,6 +41,15 @@ app.command()(study)
 app.command()(reproduce)
 app.command()(report)
 
+#: What keeps a file from being written, that the user can put right.
+WRITE_ERRORS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk is full",
+    errno.EROFS: "the disk is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+}
+
 # typer brings its own copy of click in newer versions, so click's errors are reached through typer's
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -70,14 +79,17 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             warnings.showwarning = print_own
             code = app(args=given, prog_name="vlprune", standalone_mode=False)
             sys.stdout.flush()
+            if code == 130:  # so typer says that Ctrl-C was pressed
+                raise KeyboardInterrupt
     except (UserError, MethodError) as error:
         sentence, code = str(error), 2
     except UsageError as error:
         sentence, code = explain_usage_error(error), 2
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        why = WRITE_ERRORS.get(error.errno or 0)
+        if why is None:
             raise
-        sentence, code = f"{error.filename or 'the output'} cannot be written: the disk is full.", 2
+        sentence, code = f"{error.filename or 'the output'} cannot be written: {why}.", 2
     except (KeyboardInterrupt, typer.Abort):
         sentence, code = "stopped.", 130
     else:

@@ -26,7 +26,7 @@ from vlprune.cli.options import (
     format_keep,
     parse_method,
 )
-from vlprune.cli.terminal import console, show_steps
+from vlprune.cli.terminal import console, print_text, show_steps
 from vlprune.errors import UserError
 from vlprune.evaluation.load_model import load_model
 from vlprune.evaluation.one_question import (
@@ -84,22 +84,23 @@ def ask(
         inputs = prepare_inputs(loaded, shown, question)
         with attach_pruner(loaded, shown_method, question) as pruner, steps.follow(loaded.model):
             run = measure_answer(loaded, pruner, inputs, max_new_tokens=max_new_tokens)
-    answer, record = decode_answer(loaded, run), join_records(pruner.records)
-    warn_of_limits(loaded, shown, question, answer)
-    if target is not None:
-        from vlprune.show import picture_title
+        answer, record = decode_answer(loaded, run), join_records(pruner.records)
+        if target is not None:
+            from vlprune.show import picture_title
 
-        background = picture_backgrounds(loaded, inputs, shown, record)
-        title = picture_title(question, answer, f"{method}, {record.after:,} of {record.before:,} tokens")
-        write_picture(target, background, [record], titles=[title])
+            steps.begin("drawing")
+            background = picture_backgrounds(loaded, inputs, shown, record)
+            title = picture_title(question, answer, f"{method}, {record.after:,} of {record.before:,} tokens")
+            write_picture(target, background, [record], titles=[title])
+    warn_of_limits(loaded, shown, question, answer)
     if as_json:
         found = {"question": question, "answer": answer, "model": model, "method": method, "keep": format_keep(chosen)}
         print(json.dumps({**found, "tokens": tokens_as_json(record), "cost": cost_as_json(run)}, indent=2))
         return
     from vlprune.cli.tables import cost_table, median_costs
 
-    console().print(answer or "(nothing)", markup=False, highlight=False)
-    print(describe_counts(pruner.records))
+    print_text(answer or "(nothing)")
+    print_text(describe_counts(pruner.records))
     whole = (f"all {record.before}, by formula", whole_cost(loaded, run, record))
     console().print(cost_table([whole, (f"{record.after} of {record.before}", median_costs([run]))], wide=wide))
     if target is not None:

@@ -61,18 +61,19 @@ def compare(
         methods = {name: method for name, by_keep in listed.items() for method in by_keep.values()}
         loaded = load_model(model, dual_encoder, device)
         inputs = prepare_inputs(loaded, image, question)
-        steps.begin("answering", total=1 + len(methods))
+        steps.begin("answering", total=2 + len(methods))  # all tokens, the methods, and the picture
         options = {"repeats": repeats, "max_new_tokens": max_new_tokens}
         results = compare_methods(loaded, methods, inputs, question, tick=steps.advance, **options)
-    plain, *others = results
-    warn_of_limits(loaded, image, question, plain.answer)
-    from vlprune.show import picture_title
+        plain, *others = results
+        from vlprune.show import picture_title
 
-    records = {result.name: result.record for result in others if result.records}
-    background = picture_backgrounds(loaded, inputs, image, next(iter(records.values())))
-    titles = {result.name: result.title for result in results} | {"": plain.title}
-    title = picture_title(question, plain.answer, f"all {plain.accounting.entering:,} tokens")
-    write_picture(target, background, records, title=title, titles=titles)
+        steps.begin("drawing")
+        records = {result.name: result.record for result in others if result.records}
+        background = picture_backgrounds(loaded, inputs, image, next(iter(records.values())))
+        titles = {result.name: result.title for result in results} | {"": plain.title}
+        title = picture_title(question, plain.answer, f"all {plain.accounting.entering:,} tokens")
+        write_picture(target, background, records, title=title, titles=titles)
+    warn_of_limits(loaded, image, question, plain.answer)
     assert plain.cost is not None
     vision = plain.cost.latency.vision
     if as_json:

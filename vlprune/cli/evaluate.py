@@ -30,7 +30,7 @@ from vlprune.cli.runs import (
     Split,
     open_evaluation,
     parse_budgets,
-    write_result,
+    print_result,
 )
 from vlprune.cli.terminal import show_steps
 
@@ -51,7 +51,9 @@ def evaluate(
     ] = "all",
     keep: Annotated[str, typer.Option(help=KEEPS_HELP)] = DEFAULT_BUDGETS,
     split: Split = "test",
-    questions: Annotated[int, typer.Option(min=1, help="Drawn questions of each kind.")] = 600,
+    questions: Annotated[
+        int, typer.Option(min=1, help="Drawn questions of each kind; with a list of captions, pictures of each kind.")
+    ] = 600,
     data: Data = None,
     match: Match = "exact",
     seed: Seed = 0,
@@ -76,12 +78,17 @@ def evaluate(
         if data is None and names == "all":
             methods["oracle"] = _oracles(parse_budgets(keep))
         evaluation = open_evaluation("eval", options, steps, asked={"methods": names, "keep": keep})
-        from vlprune.evaluation.accuracy import evaluate_methods
+        from vlprune.evaluation.photo_accuracy import evaluate_photos
         from vlprune.studies.beside_paper import beside_paper, describe_run
+        from vlprune.studies.rank_correlation import rank_correlation
 
-        result = evaluate_methods(evaluation, methods)
+        result = evaluate_photos(evaluation, methods)
         result.tables += beside_paper("eval", result.data, describe_run(evaluation))
-    write_result(result, evaluation.run_folder.path, as_json)
+        result.tables += rank_correlation(result.data)
+        folder = evaluation.run_folder.path
+        steps.begin("drawing")
+        result.save(folder)
+    print_result(result, folder, as_json)
     _write_submissions(evaluation, list(result.data["scores"]), as_json)
 
 

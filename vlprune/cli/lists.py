@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlprune.cli.options import DEFAULT_KEEP, Wide
-from vlprune.cli.terminal import console, show_steps
+from vlprune.cli.terminal import console, print_text, show_steps
 
 
 def methods(wide: Wide = False) -> None:
@@ -27,5 +27,7 @@ def models(wide: Wide = False) -> None:
 
         known = list_families()
     console().print(families_table(known, wide=wide))
-    print("The first of the positions is the default. --model takes 'pocket' (comes with")
-    print("vlprune), a folder, or a hub id, such as llava-hf/llava-1.5-7b-hf.")
+    print_text(
+        "The first of the positions is the default. --model takes 'pocket' (comes with vlprune), a folder, or a hub "
+        "id, such as llava-hf/llava-1.5-7b-hf."
+    )

@@ -262,13 +262,14 @@ def _parse_stages(spec: str, option: str) -> list[_Stage]:
 def _parse_stage(text: str, option: str) -> _Stage:
     """One method: a name, then @ and a preset, then a colon and settings, the latter with commas or colons between."""
     from vlprune.methods import get_method, list_methods
+    from vlprune.methods.registry import explain_missing
 
     named, colon, rest = text.partition(":")
     if not colon and "," in named:
         raise UserError(f"{option} {text}: settings go behind a colon: {named.partition(',')[0]}:NAME=VALUE.")
     name, at, preset = (part.strip() for part in named.partition("@"))
     if name not in list_methods():
-        raise UserError(f"{option} {name}: no such method; {suggest_name(name, list_methods())}")
+        raise UserError(f"{option} {name}: {explain_missing(name)}")
     kind = type(get_method(name))
     if at and preset not in kind.presets:
         hint = suggest_name(preset, list(kind.presets)) if kind.presets else "it has none."

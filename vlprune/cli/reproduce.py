@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlprune.cli.files import write_text
 from vlprune.cli.options import AsJson, Device, split_list
-from vlprune.cli.runs import Out
-from vlprune.cli.terminal import Steps, console, show_steps
+from vlprune.cli.runs import Out, print_result
+from vlprune.cli.terminal import Steps, console, print_text, show_steps
 from vlprune.errors import MethodError, UnsupportedModel, UserError
 
 if TYPE_CHECKING:
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from vlprune.integrations.lmms_eval.table_run import TableRun, TaskScores
     from vlprune.studies.reproduction import Plan
 
+REFUSED = "process-{}-refused.json"  # which methods one of several processes could not run, and why
 TABLES = "llava-1.5-7b, llava-1.5-13b, llava-next-7b, llava-next-13b, video, internvl3, efficiency or significance"
 ESTIMATE = (
-    "Hours are estimated, not measured: on one H200, eager transformers, one question at a time, from the times to the "
-    "first token and for each further one in docs/performance.md. They leave out downloads, decoding of videos and "
-    "scoring; --batch and several --gpus take less."
+    "Hours are estimated, not measured: eager transformers, one question at a time, from the milliseconds to the first "
+    "token and for each further one that docs/performance.md has for an H200, for other GPUs by their data sheets. "
+    "Left out: downloads, decoding of videos and scoring; --batch and several --gpus take less."
 )
 
 
@@ -107,13 +109,17 @@ def reproduce(
         run = _table_run(plan, load() if gpus == 1 else None, run_folder.path, steps, options)
         steps.begin("answering", len(plan.cells) * run.questions)
         if gpus == 1:
-            _answer_all(plan, run, run_folder)
+            refused = _answer_cells(plan, run)
         else:
             told = {**settings, **asked, "batch": batch, "device": device, "cuda_graphs": cuda_graphs or None}
-            _answer_in_processes(gpus, table, told, run_folder.path, lambda done: steps.reach(done, None))
+            refused = _answer_in_processes(gpus, table, told, run_folder.path, lambda done: steps.reach(done, None))
+        run_folder.save_refused([cell.name for cell in plan.cells], refused)
         steps.begin("scoring")
         result = make_result(plan, run, run_folder)
-    _write(result, run_folder.path, as_json)
+        if plan.name == "efficiency":
+            _add_costs(result, plan, run.loaded or load(), run_folder, cuda_graphs, steps)
+        _save(result, run_folder.path)
+    print_result(result, run_folder.path, as_json, "report.html")
 
 
 def _number(text: str) -> float:
@@ -130,29 +136,43 @@ def _number(text: str) -> float:
 def print_plan(plan: Plan, as_json: bool) -> None:
     """Print what a plan runs: the checkpoint, methods, budgets and benchmarks, and how long that may take."""
     from vlprune.evaluation.result import ResultTable
+    from vlprune.studies.reproduction_time import GPUS
 
     one = plan.setup
     questions = {task: plan.questions(task) for task in plan.tasks}
+    hours = {gpu: plan.hours(gpu) for gpu in GPUS}
     if as_json:
         cells = [{"method": cell.row, "keep": cell.keep, "settings": repr(cell.method)} for cell in plan.cells]
         told = {"table": plan.name, "model": one.model, "cells": cells, "columns": list(plan.columns)}
-        print(json.dumps(told | {"questions": questions, "answers": plan.answers, "hours": plan.hours}, indent=1))
+        data = {task: plan.benchmark(task).data for task in plan.tasks}
+        figures = {"data": data, "questions": questions, "answers": plan.answers, "hours": hours}
+        print(json.dumps({**told, **figures}, indent=1))
         return
     shown = f", images at {one.resolution} px" if one.resolution else f", {one.frames} frames" if one.frames else ""
-    print(f"{plan.name}: {plan.paper.title} ({plan.paper.label})")
-    print(f"model: {one.model or plan.paper.model + ', of which --model must name a checkpoint'}{shown}")
+    print_text(f"{plan.name}: {plan.paper.title} ({plan.paper.label})")
+    print_text(f"model: {one.model or plan.paper.model + ', of which --model must name a checkpoint'}{shown}")
     budgets: dict[str, list[str]] = {}
     for cell in plan.cells:
         budgets.setdefault(cell.row, []).append(f"{cell.keep:g}")
     rows = [[row, ", ".join(keeps)] for row, keeps in budgets.items()]
     console().print(ResultTable("Methods", ["method", plan.paper.budget], rows).to_table())
-    rows = [
-        [task, plan.paper.columns.get(task, task), f"{count:,}", "a GPT judge" if plan.benchmark(task).judged else ""]
-        for task, count in questions.items()
-    ]
-    console().print(ResultTable("Benchmarks", ["task", "in the paper", "questions", "needs"], rows).to_table())
-    print(f"{len(plan.cells)} methods and budgets, {plan.answers:,} answers, about {plan.hours:,.1f} hours.")
-    console().print(ESTIMATE, highlight=False, soft_wrap=False)
+    rows = [_benchmark_line(plan, task, count) for task, count in questions.items()]
+    console().print(ResultTable("Benchmarks", ["task", "in the paper", "questions", "dataset"], rows).to_table())
+    if any(plan.benchmark(task).judged for task in questions):
+        print_text("*: scored by a GPT judge, which needs OPENAI_API_KEY.")
+    if plan.name == "efficiency":
+        print_text("The costs are measured too: FLOPs, prefill, decoding, KV cache, memory.")
+    print_text(f"{len(plan.cells)} methods and budgets, {plan.answers:,} answers.")
+    about = ", ".join(f"{count:,.1f} on an {gpu}" for gpu, count in hours.items())
+    print_text(f"Estimated hours: {about}.")
+    print_text(ESTIMATE)
+
+
+def _benchmark_line(plan: Plan, task: str, count: int) -> list[str]:
+    """What a plan says of a benchmark: its task, the paper's name and split, its questions and data."""
+    found = plan.benchmark(task)
+    name = plan.paper.columns.get(task, task) + (f" ({found.paper_split})" if found.paper_split else "")
+    return [task + ("*" if found.judged else ""), name, f"{count:,}", found.data]
 
 
 def _open_folder(
@@ -172,8 +192,8 @@ def _table_run(plan: Plan, loaded: Any, folder: Path, steps: Steps | None, optio
     return TableRun(loaded, folder, plan.tasks, **options, **shown)
 
 
-def _answer_all(plan: Plan, run: TableRun, run_folder: RunFolder) -> None:
-    """Ask every method; one that the model cannot run is noted with the reason."""
+def _answer_cells(plan: Plan, run: TableRun) -> dict[str, str]:
+    """Ask every method; returns, by cell, why the model cannot run some of them."""
     refused = {}
     for cell in plan.cells:
         try:
@@ -182,25 +202,25 @@ def _answer_all(plan: Plan, run: TableRun, run_folder: RunFolder) -> None:
             if cell.method is None:
                 raise UserError(f"{cell.name}: {error}") from error
             refused[cell.name] = str(error)
-    run_folder.save_refused([cell.name for cell in plan.cells], refused)
+    return refused
 
 
 def _answer_share(plan: Plan, loaded: Any, folder: Path, share: str, options: Mapping[str, Any]) -> None:
     """Answer the questions of one of several processes."""
     first, _, count = share.partition("/")
     run = _table_run(plan, loaded, folder, None, {**options, "share": (int(first), int(count))})
-    for cell in plan.cells:
-        run.answer(cell.name, cell.method)
-        for one in run.skipped[cell.name]:
-            print(f"vlprune: {cell.name}, {one.key} could not be asked: {one.reason}", flush=True)
+    write_text(folder / REFUSED.format(first), json.dumps(_answer_cells(plan, run)))
+    for cell, skipped in run.skipped.items():
+        for one in skipped:
+            print(f"vlprune: {cell}, {one.key} could not be asked: {one.reason}", flush=True)
 
 
 def _answer_in_processes(
     count: int, table: str, told: Mapping[str, Any], folder: Path, reach: Callable[[int], None]
-) -> None:
+) -> dict[str, str]:
     """Start a process for each GPU that answers its share, and wait; `reach` is told how many answers there are.
 
-    `told` are the options of the command, None where one was not said.
+    `told` are the options of the command, None where one was not said. Returns what `_answer_cells` does in each.
     """
     import subprocess
     import time
@@ -226,6 +246,10 @@ def _answer_in_processes(
         if one.returncode != 0:
             said = logs[i].read_text(errors="replace").strip().splitlines() or ["it said nothing"]
             raise UserError(f"--gpus {count}: process {i} ended with {one.returncode}: {said[-1]}")
+    refused: dict[str, str] = {}
+    for i in range(count):
+        refused |= json.loads((folder / REFUSED.format(i)).read_text(encoding="utf-8"))
+    return refused
 
 
 def _lines(file: Path) -> int:
@@ -272,22 +296,26 @@ def make_result(plan: Plan, run: TableRun, run_folder: RunFolder) -> StudyResult
         "skipped": {name: len(found) for name, found in run.skipped.items()},
     }
     notice = f"The first {plan.limit} questions of each benchmark." if plan.limit is not None else ""
-    if plan.name == "efficiency":
-        notice = f"{notice} For the costs: vlprune bench --paper llava-next-7b.".strip()
     return StudyResult(f"The paper's table {plan.name}", tables, data=data, notice=notice)
 
 
-def _write(result: StudyResult, folder: Path, as_json: bool) -> None:
-    """Save the result as Markdown, JSON and HTML, and print it."""
+def _add_costs(
+    result: StudyResult, plan: Plan, loaded: Any, run_folder: RunFolder, cuda_graphs: bool, steps: Steps
+) -> None:
+    """Measure what the efficiency table's methods cost, and add that to the result."""
+    from vlprune.studies.reproduction_costs import costs_table, count_calls, measure_costs
+
+    refused = run_folder.refused
+    f1 = {cell: found["pope"]["value"] for cell, found in result.data["scores"].items()}
+    steps.begin("measuring costs", total=count_calls(plan, refused))
+    costs = measure_costs(plan, loaded, f1, refused=refused, cuda_graphs=cuda_graphs, tick=steps.advance)
+    result.tables.insert(1, costs_table(costs))
+    result.data["costs"] = costs.to_json()
+
+
+def _save(result: StudyResult, folder: Path) -> None:
+    """Save the result as Markdown, JSON and HTML."""
     from vlprune.evaluation.report import write_report
 
     result.save(folder)
     write_report([folder], folder / "report.html")
-    if as_json:
-        print(json.dumps(json.loads((folder / "result.json").read_text(encoding="utf-8")), indent=1))
-        return
-    if result.notice:
-        console().print(result.notice, style="bold", highlight=False)
-    for one in result.tables:
-        console().print(one.to_table())
-    print(f"wrote {folder}/result.md, result.json and report.html")

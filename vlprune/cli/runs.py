@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 
 SPLITS = ("validation", "test")
 
-Split = Annotated[str, typer.Option(help="Scenes of the pocket world: validation to choose by, test to report on.")]
+Split = Annotated[
+    str, typer.Option(help="Scenes of the pocket world, or captions: validation to choose by, test to report on.")
+]
 Data = Annotated[
     Path | None,
     typer.Option(
         help='In place of drawn scenes: a JSONL file of {"image" or "video", "question", "answer"}, paths relative to '
         "it; an annotation file of POPE, GQA, TextVQA, VQAv2, VizWiz, ScienceQA or ChartQA, or MME's folder "
-        "(docs/benchmarks.md); a folder of images for studies that need no answers."
+        "(docs/benchmarks.md); a list of captions (Flickr8k.token.txt), its splits and photographs beside it; a folder "
+        "of images for studies that need no answers."
     ),
 ]
 Match = Annotated[
@@ -88,6 +91,8 @@ class RunOptions:
             raise UserError(f"--split {self.split}: choose from {', '.join(SPLITS)}.")
         if self.match not in MATCH_RULES:
             raise UserError(f"--match {self.match}: choose from {', '.join(MATCH_RULES)}.")
+        if self.data is None and self.model == "photo":
+            raise UserError("--model photo: say --data with a list of captions, or with questions of a file.")
         if self.data is None and self.model != "pocket":
             raise UserError(
                 f"--model {self.model} knows nothing of the pocket world: say --data with questions for it."
@@ -101,14 +106,28 @@ class RunOptions:
         if self.data is None:
             return settings | {"split": self.split, "questions": self.questions}
         data = {"data": str(self.data), "digest": _digest(self.data)}
+        if self.has_captions:
+            return settings | data | {"split": self.split, "questions": self.questions}
         return settings | data | {"match": self.match, "max_new_tokens": self.max_new_tokens}
 
-    def read_questions(self, need_answers: bool, need_boxes: bool) -> list[ImageQuestion]:
+    @property
+    def has_captions(self) -> bool:
+        """Whether the questions are made of captions."""
+        from vlprune.evaluation.captioned_photos import is_caption_list
+
+        return self.data is not None and is_caption_list(self.data)
+
+    def read_questions(self, need_answers: bool, need_boxes: bool) -> Sequence[ImageQuestion]:
         """The questions of the file or folder, or drawn ones; refuses options that do not go with them."""
         from vlprune.evaluation.questions import DEFAULT_FRAMES, pocket_questions, read_questions
 
+        found: Sequence[ImageQuestion]
         if self.data is None:
             found = pocket_questions(self.split, self.questions)
+        elif self.has_captions:
+            from vlprune.evaluation.captioned_photos import photo_questions
+
+            found = [q for q in photo_questions(self.data, self.split, self.questions) if q.boxes or not need_boxes]
         else:
             from vlprune.evaluation.benchmarks import read_benchmark
 
@@ -165,20 +184,21 @@ def open_evaluation(
     if options.resolution is not None:
         check_resolution(loaded, options.resolution)
     run_folder = known or RunFolder(path, command, settings, asked)
-    large = loaded.model.device.type == "cuda" and options.model == "pocket"
+    drawn = options.data is None or options.has_captions
+    large = loaded.model.device.type == "cuda" and drawn
     usual_batch = 1 if videos else 256 if large else 32
-    drawn = options.data is None
 
     from vlprune.evaluation.answers import Evaluation
+    from vlprune.evaluation.questions import longest_answer
 
     steps.begin(command)
     return Evaluation(
         loaded,
-        questions,
+        list(questions),
         run_folder,
         options.batch or usual_batch,
         options.seed,
-        max_new_tokens=1 if drawn else options.max_new_tokens,
+        max_new_tokens=longest_answer(loaded.processor, questions) if drawn else options.max_new_tokens,
         match="exact" if drawn else options.match,
         small=bool(small),
         keep=keep,
@@ -239,9 +259,8 @@ def parse_budgets(keep: str) -> list[str]:
     return list(dict.fromkeys(budgets))
 
 
-def write_result(result: StudyResult, folder: Path, as_json: bool) -> None:
-    """Save a result in the run's folder, and print its tables, or all of it as JSON."""
-    result.save(folder)
+def print_result(result: StudyResult, folder: Path, as_json: bool, beside: str = "") -> None:
+    """Print a result that the folder holds, and its files: result.md, result.json, and its figures or `beside`."""
     if as_json:
         print(json.dumps(json.loads((folder / "result.json").read_text(encoding="utf-8")), indent=1))
         return
@@ -249,4 +268,5 @@ def write_result(result: StudyResult, folder: Path, as_json: bool) -> None:
         console().print(result.notice, style="bold", highlight=False)
     for table in result.tables:
         console().print(table.to_table())
-    print(f"wrote {folder}/result.md, result.json and {', '.join(f'{name}.png' for name in result.figures)}")
+    beside = beside or ", ".join(f"{name}.png" for name in result.figures)
+    print(f"wrote {folder}/result.md, result.json and {beside}")

@@ -32,7 +32,7 @@ from vlprune.cli.runs import (
     open_evaluation,
     open_photographs,
     parse_budgets,
-    write_result,
+    print_result,
 )
 from vlprune.cli.terminal import show_steps
 from vlprune.errors import UserError
@@ -105,7 +105,9 @@ def study(
             evaluation = open_evaluation(f"study {name}", options, steps, **told)
             result, folder = run_study(name, evaluation), evaluation.run_folder.path
             result.notice = small_notice(chosen, evaluation) if small else ""
-    write_result(result, folder, as_json)
+        steps.begin("drawing")
+        result.save(folder)
+    print_result(result, folder, as_json)
 
 
 def _check_tower_options(name: str, sees: bool, model: str, tower: str | None, pixels: int | None) -> None:

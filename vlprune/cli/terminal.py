@@ -23,6 +23,11 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else int(said) if said.isdigit() and int(said) else USUAL_WIDTH)
 
 
+def print_text(text: str) -> None:
+    """Print text as it is, broken between words where the terminal ends."""
+    console().print(text, markup=False, highlight=False)
+
+
 class Steps:
     """Shows what is being done, and how much of it is done, on a bar or nowhere."""
 
@@ -33,11 +38,15 @@ class Steps:
 
     def _update(self, **changes: Any) -> None:
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], **changes)
+            new_words = changes.get("description") is not None  # are shown at once: a short step may be over before the next drawing
+            self._bar.update(self._bar.task_ids[0], refresh=new_words, **changes)
 
     def begin(self, what: str, total: int | None = None) -> None:
         """Say what is done from now on, in so many parts if that is known."""
-        self._update(description=what, completed=0, total=total)
+        if self._bar is not None:
+            (task,) = self._bar.tasks
+            task.total, task.finished_time = total, None  # or else the clock and the spinner stand still
+        self._update(description=what, completed=0)
 
     def advance(self, what: str | None = None, count: int = 1) -> None:
         """Say that so many parts are done, and what comes now."""
@@ -84,6 +93,8 @@ def show_steps(first: str, *, quiet: bool = False) -> Iterator[Steps]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     looks = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(20), TimeElapsedColumn())
-    options: dict[str, Any] = {"transient": True, "refresh_per_second": 5}
-    with Progress(*looks, TimeRemainingColumn(), console=Console(stderr=True), **options) as bar:
+    screen = Console(stderr=True)
+    screen.width = max(1, screen.width - len("^C"))  # which would begin a new line, and the bar could not be erased
+    options: dict[str, Any] = {"console": screen, "transient": True, "refresh_per_second": 5}
+    with Progress(*looks, TimeRemainingColumn(), **options) as bar:
         yield Steps(bar, first)

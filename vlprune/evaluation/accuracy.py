@@ -9,10 +9,11 @@ from vlprune.errors import UserError
 from vlprune.evaluation.answers import AnswerLine, Evaluation
 from vlprune.evaluation.macro_mean import macro_mean
 from vlprune.evaluation.official_scores import official_table
-from vlprune.evaluation.plots import Point, plot_curves
+from vlprune.evaluation.plots import Interval, Point, choose_curves, plot_curves
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import format_p, mcnemar, relative_accuracy, wilson_interval
+from vlprune.evaluation.yes_no import yes_no_scores, yes_no_table
 from vlprune.measure.format import format_kl
 from vlprune.methods import Method
 
@@ -35,7 +36,7 @@ DISCREPANCY_NOTE = (
 )
 P_NOTE = "p: of the difference to {} at the same budget, McNemar's, exact and two-sided, not corrected."
 AHEAD_NOTE = "p is McNemar's, exact and two-sided, not corrected for the number of comparisons. No rows: nowhere."
-MAX_DRAWN = 6  # curves in the figure; with the line of all tokens seven
+ALWAYS_DRAWN = ("script", "script_plus", "random", "oracle")  # in the figure, where they were asked
 
 
 class _Row(NamedTuple):
@@ -67,12 +68,16 @@ def evaluate_methods(evaluation: Evaluation, methods: Mapping[str, Mapping[str, 
     if len(evaluation.kinds) > 1:
         tables.append(_kinds_table(evaluation, rows, scores))
     tables.append(_discrepancy_table(rows[1:], scores))
+    yes_no = {name: yes_no_scores(evaluation.questions, found) for name, found in lines.items()}
+    if yes_no[ALL_TOKENS]:
+        tables.append(yes_no_table([(row.method, row.keep, yes_no[row.cell]) for row in rows]))
     if len(evaluation.kinds) > 1 and "script" in methods and len(methods) > 1:
         tables.append(_ahead_table(evaluation, methods, lines))
     if refused:
         tables.append(ResultTable("Could not run", ["method", "why"], [list(pair) for pair in refused.items()]))
     figures = {"accuracy": _figure(rows, scores)}
-    return StudyResult("Accuracy under pruning", tables, figures, {"scores": scores, "p": {first: p_values}})
+    data = {"scores": scores, "p": {first: p_values}, "yes_no": yes_no}
+    return StudyResult("Accuracy under pruning", tables, figures, data)
 
 
 def cell_name(method: str, keep: str | float) -> str:
@@ -246,38 +251,42 @@ def percent(value: float) -> str:
 
 def accuracy_point(score: Mapping[str, Any], x: str = "entering") -> Point:
     """The score as a point of `plot_curves`: `x`, the accuracy in percent, and the ends of its interval."""
+    return score[x], *percent_interval(score)
+
+
+def percent_interval(score: Mapping[str, Any]) -> Interval:
+    """The score's accuracy and the ends of its interval in percent, as in `plot_rows`.
+
+    >>> percent_interval({"accuracy": 0.5, "interval": (0.25, 0.75)})
+    (50.0, 25.0, 75.0)
+    """
     low, high = score["interval"]
-    return score[x], 100 * score["accuracy"], 100 * low, 100 * high
+    return 100 * score["accuracy"], 100 * low, 100 * high
 
 
 def _figure(rows: Sequence[_Row], scores: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Accuracy against tokens: a curve for each of `drawn_methods`, and a line for all tokens."""
-    drawn = drawn_methods(rows, scores)
-    curves: dict[str, list[Point]] = {name: [] for name in drawn}
-    for method, _, at in rows[1:]:
-        if method in curves:
-            curves[method].append(accuracy_point(scores[at], "layer_average"))
+    """Accuracy against tokens: a curve for each method that `choose_curves` takes, and a line for all tokens."""
+    curves: dict[str, list[Point]] = {}
+    for method, _, cell in rows[1:]:
+        curves.setdefault(method, []).append(accuracy_point(scores[cell], "layer_average"))
+    drawn, note = curves_to_draw(curves)
     unpruned = scores[ALL_TOKENS]
     flat = {f"all {unpruned['entering']:.0f} tokens": 100 * unpruned["accuracy"]}
-    left_out = len({row.method for row in rows[1:]}) - len(drawn)
     title = "Right answers with fewer visual tokens"
-    if left_out:
-        title += f"\nscript, script_plus, random, and the best at the smallest budget; {left_out} more are in the table"
-    x = "visual tokens, mean over the LLM's layers (log scale)"
-    return plot_curves(curves, flat=flat, x=x, y="right answers, %", title=title)
+    x = "visual tokens, mean over the LLM's layers (log scale); bars are 95 % intervals"
+    return plot_curves(drawn, flat=flat, x=x, y="right answers, %", title=title, note=note)
 
 
-def drawn_methods(rows: Sequence[_Row], scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The methods that the figure draws beside all tokens, `MAX_DRAWN` at most.
+def curves_to_draw(curves: Mapping[str, list[Point]]) -> tuple[dict[str, list[Point]], str]:
+    """The curves of methods that a figure has room for, and the rule by which they were taken, in words.
 
-    These are script, script_plus, random and the oracle, if they were asked, and those of the others with most right
-    answers at the smallest budget; the table has all.
+    >>> curves_to_draw({"random": [(16, 50.0, 40.0, 60.0)]})[1]
+    ''
     """
-    smallest: dict[str, Mapping[str, Any]] = {}
-    for method, _, at in rows[1:]:
-        if method not in smallest or scores[at]["entering"] < smallest[method]["entering"]:
-            smallest[method] = scores[at]
-    always = [name for name in ("script", "script_plus", "random", "oracle") if name in smallest]
-    others = sorted(set(smallest) - set(always), key=lambda name: (-smallest[name]["accuracy"], name))
-    drawn = {*always, *others[: MAX_DRAWN - len(always)]}
-    return [name for name in smallest if name in drawn]
+    drawn = {name: curves[name] for name in choose_curves(curves, ALWAYS_DRAWN)}
+    left_out = len(curves) - len(drawn)
+    if not left_out:
+        return drawn, ""
+    always = [name for name in ALWAYS_DRAWN if name in drawn]
+    rule = ", ".join([*always, f"{'and ' * bool(always)}the best at the smallest budget"])
+    return drawn, f"{rule}; {left_out} more are in the table"

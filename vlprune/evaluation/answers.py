@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, field, replace
@@ -19,6 +19,7 @@ from vlprune.evaluation.prefix_cache import PrefixCache, prefix_cache_for, reuse
 from vlprune.evaluation.questions import ImageQuestion, score_answer
 from vlprune.evaluation.reference_methods import method_for_questions
 from vlprune.evaluation.run_folder import RunFolder
+from vlprune.evaluation.yes_no import yes_margins
 from vlprune.measure.discrepancy import FirstLogits, next_token_kl
 from vlprune.methods import Method
 from vlprune.models import Family, family_of
@@ -31,6 +32,8 @@ BATCHES_PER_BLOCK = 8  # batches whose images' features are held at once
 
 #: An answer as it stands in the run folder; see `Evaluation.ask`.
 AnswerLine = dict[str, Any]
+#: What questions of one batch must have in common beside the shapes of their prompts.
+Alike = Callable[[ImageQuestion], Hashable]
 #: What a study adds to the line of an answer, from the question and what was kept for it.
 Details = Callable[[ImageQuestion, Record], dict[str, Any]]
 
@@ -82,14 +85,15 @@ def generate_answers(
     skip: Callable[[str, Sequence[ImageQuestion]], bool] = lambda name, questions: False,
     positions: str | None = None,
     reference: str | None = None,
+    alike: Alike = lambda question: None,
 ) -> Iterator[BatchAnswers]:
     """Every method's answers to every question, batch by batch, through `attach` and `generate` as a user would.
 
-    A batch holds prompts whose tensors have equal shapes, so there is no padding. The vision tower sees each image
-    once for all methods, the LLM once for all questions that its tokens do not depend on. `skip(name, questions)` says
-    what need not be asked. A method that the model cannot run says so in its first batch, and is left out from there
-    on. `reference` names the first method if the others' outputs are to be compared with its; where its answers need
-    not be asked but theirs do, it only computes its first token again.
+    A batch holds prompts whose tensors have equal shapes, so there is no padding, and for which `alike(question)` is
+    the same. The vision tower sees each image once for all methods, the LLM once for all questions that its tokens do
+    not depend on. `skip(name, questions)` says what need not be asked. A method that the model cannot run says so in
+    its first batch, and is left out from there on. `reference` names the first method if the others' outputs are to be
+    compared with its; where its answers need not be asked but theirs do, it only computes its first token again.
     """
     loaded = with_loaded_clip(loaded)
     try:
@@ -104,7 +108,7 @@ def generate_answers(
     def skipped_by_all(some: Sequence[ImageQuestion]) -> bool:
         return all(skip(name, some) for name in left)
 
-    for block in _blocks(loaded, questions, batch, skipped_by_all):
+    for block in _blocks(loaded, questions, batch, skipped_by_all, alike):
         for one in block:
             if not skipped_by_all(one.questions):
                 _encode_batch(loaded.model, family, one, options.features, attention)
@@ -133,6 +137,7 @@ def _blocks(
     questions: Sequence[ImageQuestion],
     size: int,
     skip: Callable[[Sequence[ImageQuestion]], bool],
+    same: Alike,
 ) -> Iterator[list[Batch]]:
     """Batches of at most `size` questions, those of every `BATCHES_PER_BLOCK * size` questions together.
 
@@ -145,7 +150,7 @@ def _blocks(
             continue
         by_image = {question.image_name: question for question in block}
         with ThreadPoolExecutor() as pool:
-            images = dict(zip(by_image, pool.map(ImageQuestion.shown, by_image.values())))
+            images = dict(zip(by_image, pool.map(lambda question: question.shown(), by_image.values())))
         alike: dict[Any, list[tuple[ImageQuestion, dict[str, Any]]]] = {}
         for question in block:
             # a notice that there is no chat template is printed once, not each time
@@ -153,7 +158,8 @@ def _blocks(
             with nullcontext() if told else redirect_stderr(io.StringIO()):
                 inputs = prepare_inputs(loaded, images[question.image_name], question.text)
             shapes = tuple((name, tuple(value.shape)) for name, value in sorted(inputs.items()))
-            alike.setdefault((images[question.image_name].size, shapes), []).append((question, inputs))
+            key = (images[question.image_name].size, shapes, same(question))
+            alike.setdefault(key, []).append((question, inputs))
         batches = []
         for rows in alike.values():
             while rows:
@@ -268,12 +274,14 @@ class Evaluation:
         skip_unsupported: bool = False,
         positions: str | None = None,
         reference: str | None = None,
+        alike: Alike = lambda question: None,
     ) -> dict[str, list[AnswerLine]]:
         """Each method's answers, a line per question in the questions' order; what the folder has is not asked again.
 
         A line has the question's number `q`, the `answer`, whether it is `right`, the visual tokens that entered the
         LLM and that a layer saw on average, and what `details(question, record)` adds; with a `reference`, the name of
-        the first method, also `kl`, how far the first token is from the reference's. A method that cannot run is a
+        the first method, also `kl`, how far the first token is from the reference's, and of yes/no questions `yes`, how
+        far it leans to yes. A method that cannot run is a
         `UserError`; with `skip_unsupported` it is left out, and the run folder's `refused` says why.
         """
         questions = self.questions if questions is None else questions
@@ -284,7 +292,7 @@ class Evaluation:
         if any(missing.values()):
             self.run_folder.save_device(self.loaded.model.device)
         refused: dict[str, str] = {}
-        for answered in self._generate(methods, questions, known, positions, reference):
+        for answered in self._generate(methods, questions, known, positions, reference, alike):
             name = answered.method
             if answered.reason is not None:
                 if known[name] or not skip_unsupported:
@@ -292,10 +300,11 @@ class Evaluation:
                 refused[name] = answered.reason
                 self.expect(-missing[name])
                 continue
-            found = zip(answered.questions, answered.texts, answered.records, answered.kl or repeat(None))
+            margins = yes_margins(self.loaded.processor, answered.questions, answered.logits)
+            found = zip(answered.questions, answered.texts, answered.records, answered.kl or repeat(None), margins)
             lines = [
-                self._line(question, text, records, kl, details)
-                for question, text, records, kl in found
+                self._line(question, text, records, {"kl": kl, "yes": margin}, details)
+                for question, text, records, kl, margin in found
                 if question.number not in known[name]
             ]
             known[name].update((line["q"], line) for line in lines)
@@ -313,6 +322,7 @@ class Evaluation:
         known: Mapping[str, Mapping[int, AnswerLine]],
         positions: str | None,
         reference: str | None,
+        alike: Alike,
     ) -> Iterator[BatchAnswers]:
         """Answers to the batches in which a question's answer is not known yet."""
         return generate_answers(
@@ -325,6 +335,7 @@ class Evaluation:
             skip=lambda name, some: all(question.number in known[name] for question in some),
             positions=positions,
             reference=reference,
+            alike=alike,
         )
 
     def _line(
@@ -332,7 +343,7 @@ class Evaluation:
         question: ImageQuestion,
         text: str,
         records: Sequence[Record],
-        kl: float | None,
+        measured: Mapping[str, float | None],
         details: Details | None,
     ) -> AnswerLine:
         """What the run folder keeps of an answer."""
@@ -341,8 +352,7 @@ class Evaluation:
         line = {"q": question.number, "answer": text, "right": score >= 0.5}
         line |= {"score": round(score, 6)} if question.rule else {}
         line |= {"entering": entering, "average": round(average, 2)}
-        if kl is not None:
-            line["kl"] = float(f"{kl:.4g}")
+        line |= {name: float(f"{value:.4g}") for name, value in measured.items() if value is not None}
         return line | (details(question, join_records(records)) if details is not None else {})
 
 

@@ -12,6 +12,9 @@ from typing import Any
 
 from vlprune.errors import UserError
 
+#: Endings of files that pickle weights.
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
 
 @dataclass
 class LoadedModel:
@@ -185,13 +188,18 @@ def announce_hub_lookup(name: str) -> None:
 
 @contextmanager
 def explain_load_errors(option: str, what: str) -> Iterator[None]:
-    """Turn errors about missing, unreachable or broken files and packages into a one-sentence `UserError`."""
+    """Turn errors about missing, unreachable or broken files and packages into a one-sentence `UserError`.
+
+    A checkpoint may be anything at all, and what its loaders raise on a field that is absurd is anything too.
+    """
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
     from safetensors import SafetensorError
 
     try:
         yield
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except UserError:
+        raise
+    except Exception as error:
         causes = [error.__cause__, error.__context__, error]
         if any(isinstance(cause, GatedRepoError) for cause in causes):
             raise UserError(
@@ -201,7 +209,22 @@ def explain_load_errors(option: str, what: str) -> Iterator[None]:
             raise UserError(f"{option} {what}: there is no such folder, and the hub cannot be reached.") from error
         if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
             raise UserError(f"{option} {what}: the hub has no such model.") from error
-        raise UserError(f"{option} {what}: it cannot be loaded ({str(error).splitlines()[0].rstrip('.')}).") from error
+        pickled = _pickled_weights(Path(what).expanduser())
+        if pickled is not None:
+            raise UserError(
+                f"{option} {what}: its weights are in {pickled.name}, a pickle, which could run any code and is never "
+                "read: save them as safetensors."
+            ) from error
+        plain = isinstance(error, (OSError, ValueError, ImportError, SafetensorError)) and str(error).strip()
+        why = " ".join((str(error) if plain else f"{type(error).__name__}: {error}").strip().splitlines()[:2])
+        raise UserError(f"{option} {what}: it cannot be loaded ({why.rstrip('.: ')}).") from error
+
+
+def _pickled_weights(folder: Path) -> Path | None:
+    """The pickled weights of a checkpoint that has no others; None where there are none."""
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return None
+    return next((path for path in sorted(folder.iterdir()) if path.suffix in PICKLES), None)
 
 
 def pick_device(name: str) -> Any:

@@ -110,6 +110,17 @@ def pocket_questions(split: str | int, per_kind: int, start: int = 0) -> list[Im
     ]
 
 
+def longest_answer(processor: Any, questions: Sequence[ImageQuestion]) -> int:
+    """How many tokens the longest right answer has.
+
+    >>> from vlprune import pocket
+    >>> longest_answer(pocket.load()[1], pocket_questions("test", 20))
+    1
+    """
+    answers = {answer for question in questions for answer in question.answers}
+    return max(len(processor.tokenizer(answer, add_special_tokens=False).input_ids) for answer in answers)
+
+
 def read_questions(
     path: Path, need_answers: bool = True, *, need_boxes: bool = False, frames: int = DEFAULT_FRAMES
 ) -> list[ImageQuestion]:

@@ -1,4 +1,4 @@
-"""Methods to compare others with: all tokens, random tokens drawn anew for each question, and an oracle."""
+"""Methods to compare others with: all tokens, random ones drawn for each question, an oracle, one place alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from vlprune.evaluation.captioned_photos import PhotoQuestion
 from vlprune.evaluation.questions import ImageQuestion
 from vlprune.methods import Method, Random, UniformGrid
 from vlprune.types import Query, Selection, TokenView
@@ -25,13 +26,25 @@ def keep_all_tokens() -> Method:
 class Oracle(Method):
     """The ceiling: knows the scene, and keeps the asked things' tokens first, the other things' next.
 
-    Things take turns, each with its tokens from its middle outwards; the background comes last, in a random order.
+    Things take turns, each with its tokens from its middle outwards; the background comes last, in a random order. Of
+    a photograph, what was pasted on it and is asked about comes first.
     """
 
     name: ClassVar[str] = "oracle"
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         raise NotImplementedError("the oracle chooses for questions about drawn scenes: see `method_for_questions`.")
+
+
+@dataclass(frozen=True)
+class AskedPlace(Method):
+    """Keeps just the tokens on what is asked about, or with `inside=False` as many others at random; has no budget."""
+
+    inside: bool = True
+    name: ClassVar[str] = "place"
+
+    def select(self, view: TokenView, query: Query | None) -> Selection:
+        raise NotImplementedError("the place is that of a question about a photograph: see `method_for_questions`.")
 
 
 @dataclass(frozen=True)
@@ -71,8 +84,15 @@ class RandomPerRow(Method):
 def method_for_questions(method: Method, questions: Sequence[ImageQuestion], seed: int) -> Method:
     """The method to attach for a batch of these questions, one per row.
 
-    The oracle becomes the order that it chose for each question, and `Random` draws with a seed for each question.
+    The oracle becomes the order that it chose for each question, and `Random` draws with a seed for each question. The
+    places that `AskedPlace` keeps must be of one size.
     """
+    if isinstance(method, AskedPlace):
+        orders = [oracle_order(question) for question in questions]
+        counts = {len(question.place) for question in questions if isinstance(question, PhotoQuestion)}
+        (count,) = counts
+        shown = [order[:count] if method.inside else order[count : 2 * count] for order in orders]
+        return FixedOrder(count, tuple(map(tuple, shown)))
     if isinstance(method, Oracle):
         return FixedOrder(method.keep, tuple(tuple(oracle_order(question)) for question in questions))
     if type(method) is Random:
@@ -90,7 +110,7 @@ def evidence_tokens(question: ImageQuestion, grid: int = 24) -> list[Tensor]:
 
 
 def oracle_order(question: ImageQuestion, grid: int = 24) -> list[int]:
-    """All tokens of a drawn scene, those that the question needs first.
+    """All tokens of a drawn scene, or of a photograph with something pasted on it, those that are needed first.
 
     >>> from vlprune.evaluation.questions import pocket_questions
     >>> question = pocket_questions("test", 1)[1]
@@ -98,13 +118,27 @@ def oracle_order(question: ImageQuestion, grid: int = 24) -> list[int]:
     >>> sorted(order) == list(range(576)), set(order[:3]) <= set(evidence_tokens(question)[0].tolist())
     (True, True)
     """
-    tokens = _tokens_of_things(question, grid)
-    asked = [tokens[i].tolist() for i in question.about]
-    others = [part.tolist() for i, part in enumerate(tokens) if i not in question.about]
-    order = _interleave(asked) + _interleave(others)
+    if isinstance(question, PhotoQuestion):
+        order = _from_the_middle(question, grid)
+    else:
+        tokens = _tokens_of_things(question, grid)
+        asked = [tokens[i].tolist() for i in question.about]
+        others = [part.tolist() for i, part in enumerate(tokens) if i not in question.about]
+        order = _interleave(asked) + _interleave(others)
     rest = torch.randperm(grid * grid, generator=torch.Generator().manual_seed(question.number)).tolist()
     taken = set(order)
     return order + [token for token in rest if token not in taken]
+
+
+def _from_the_middle(question: PhotoQuestion, grid: int) -> list[int]:
+    """The tokens on what is asked about, from its middle outwards."""
+    if not question.place:
+        raise ValueError(f"nobody knows where in the picture question {question.number} looks.")
+    at = torch.tensor(question.place)
+    rows, columns = (at // grid).float(), (at % grid).float()
+    distance = (rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2
+    ordered: list[int] = at[distance.argsort(stable=True)].tolist()
+    return ordered
 
 
 def _interleave(lists: Sequence[Sequence[int]]) -> list[int]:

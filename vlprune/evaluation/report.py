@@ -74,22 +74,33 @@ MARKUP = [
 def write_report(folders: Sequence[str | Path], path: str | Path) -> None:
     """Write the page of these runs, in their order; a folder that is given twice is shown once."""
     once = list({Path(folder).resolve(): Path(folder) for folder in folders}.values())
+    try:
+        page = _page(once)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        named = ", ".join(repr(str(folder)) for folder in once)
+        raise UserError(
+            f"{named}: the result.json is not one of vlprune's ({type(error).__name__}: {error})."
+        ) from error
+    try:
+        write_text(path, page)
+    except OSError as error:
+        raise UserError(f"--out {path} cannot be written ({error.strerror}).") from error
+
+
+def _page(once: Sequence[Path]) -> str:
+    """The page of these runs."""
     results = [_read_result(folder) for folder in once]
     above = _pictured(results)
     sections = [_run_section(*run, number, above) for number, run in enumerate(zip(once, results), start=1)]
     names = [name for name, _ in sections]
     title = f"vlprune report: {len(once)} run{'s' * (len(once) > 1)}"
-    page = (
+    return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="generator" content="{MARK}">\n'
         f"<title>{title}</title>\n"
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
         f"<body>\n<h1>{title}</h1>\n{_summary(once, results, names, above)}{_paper_summary(results)}"
         f"{''.join(body for _, body in sections)}<script>{SORTING}</script>\n</body>\n</html>\n"
     )
-    try:
-        write_text(path, page)
-    except OSError as error:
-        raise UserError(f"--out {path} cannot be written ({error.strerror}).") from error
 
 
 def _read_result(folder: Path) -> dict[str, Any]:
@@ -99,6 +110,8 @@ def _read_result(folder: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(NOT_FINISHED.format(str(folder))) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{str(folder / 'result.json')!r} cannot be read ({error}).") from error
     return found
 
 
@@ -130,11 +143,15 @@ def _summary(folders: Sequence[Path], results: Sequence[Mapping[str, Any]], name
 
 
 def _read_picture(folder: Path, name: str) -> bytes:
-    """A picture of a run."""
+    """A picture of a run: a PNG that lies in its folder, for somebody else's folder may name any file."""
+    path = folder / name
     try:
-        return (folder / name).read_bytes()
+        png = path.read_bytes() if path.resolve().parent == folder.resolve() else b""
     except FileNotFoundError:
         raise UserError(NOT_FINISHED.format(str(folder))) from None
+    if not png.startswith(b"\x89PNG\r\n\x1a\n"):
+        raise UserError(f"{str(folder)!r} names the picture {name!r}, which is no PNG of its own: it is not shown.")
+    return png
 
 
 def _paper_summary(results: Sequence[Mapping[str, Any]]) -> str:

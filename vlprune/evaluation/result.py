@@ -99,11 +99,14 @@ class StudyResult:
 
     def save(self, folder: Path) -> None:
         """Write `result.json`, `result.md` and a PNG for each figure."""
+        from vlprune.show.style import DPI  # not above: `vlprune report` needs no torch
+        from vlprune.show.titles import fallback_fonts
+
         pictures = []
         for name, figure in self.figures.items():
             pictures.append(f"{name}.png")
-            with replace_when_done(folder / pictures[-1]) as half:
-                figure.savefig(half, dpi=130)
+            with fallback_fonts(), replace_when_done(folder / pictures[-1]) as half:
+                figure.savefig(half, dpi=DPI)
         tables = [asdict(table) for table in self.tables]
         found = {"title": self.title, "notice": self.notice, "tables": tables, "figures": pictures, "data": self.data}
         parts = [f"# {self.title}", *([f"**{self.notice}**"] if self.notice else [])]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlprune.errors import UserError
-from vlprune.media.outputs import write_text
+from vlprune.media.outputs import part_of, write_text
 
 MANIFEST = "manifest.json"
 
@@ -44,11 +44,11 @@ class RunFolder:
             self.manifest = read_manifest(self.path)
             self._refuse_changes(self.manifest["settings"], wanted)
         else:
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and not _is_beginning(self.path):
                 raise UserError(f"--out {folder} is there already and holds no run: choose another folder.")
             self.manifest = {"settings": wanted, "methods": {}, "refused": {}, "machine": software_versions()}
             try:
-                (self.path / "answers").mkdir(parents=True)
+                (self.path / "answers").mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UserError(f"--out {folder} cannot be made ({error.strerror}).") from error
         self.manifest["asked"] = dict(asked or {})
@@ -133,11 +133,21 @@ def default_folder(command: str, settings: Mapping[str, Any]) -> Path:
     name += "-small" * bool(settings.get("small"))
     wanted = json.loads(json.dumps({"command": command, **settings}))
     for folder in (Path("runs", name + (f"-{i}" if i > 1 else "")) for i in count(1)):
-        if not folder.exists():
+        if not folder.exists() or _is_beginning(folder):
             return folder
         if (folder / MANIFEST).is_file() and read_manifest(folder)["settings"] == wanted:
             return folder
     raise AssertionError("there is always a free number")
+
+
+def _is_beginning(folder: Path) -> bool:
+    """Whether a folder holds nothing, or what a run leaves that was killed before its manifest was written."""
+    if not folder.is_dir():
+        return False
+    inside = {path.name: path for path in folder.iterdir()}
+    inside.pop(part_of(folder / MANIFEST).name, None)
+    answers = inside.pop("answers", None)
+    return not inside and (answers is None or (answers.is_dir() and not any(answers.iterdir())))
 
 
 def report_inputs(folder: Path) -> list[Path]:

@@ -87,7 +87,7 @@ def load_tower(name: str, pixels: int | None, device: str) -> VisionTower:
 
         announce_hub_lookup(name)
         with explain_load_errors("--tower", name):
-            model = AutoModel.from_pretrained(name, dtype=torch.float32).eval()
+            model = AutoModel.from_pretrained(name, dtype=torch.float32, use_safetensors=True).eval()
             prepare = AutoImageProcessor.from_pretrained(name)
         tower = getattr(model, "vision_model", None) or getattr(model, "vision_tower", None) or model
     patch = getattr(tower.config, "patch_size", None)

@@ -34,7 +34,7 @@ def next_token_kl(full: Tensor, pruned: Tensor) -> Tensor:
 
 
 class FirstLogits:
-    """Records the logits (B, V) of the first answer token in the `generate` that runs inside; float32, on the CPU.
+    """Records the logits (B, V) of the first answer token in the `generate` that runs inside; float32, on its device.
 
     The prompts end at their last column, as they do for `generate`: padding is on the left.
 
@@ -72,4 +72,4 @@ class FirstLogits:
 
     def _record(self, module: Any, args: Any, output: Any) -> None:
         if self._logits is None:
-            self._logits = output.logits[:, -1].detach().to("cpu", torch.float32)
+            self._logits = output.logits[:, -1].detach().to(torch.float32, copy=True)

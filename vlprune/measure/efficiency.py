@@ -169,7 +169,7 @@ class _RowMeter:
         with FirstLogits(self._model) as first_logits:
             generated = self._generate(return_dict_in_generate=True)
         kv_bytes = kv_cache_bytes(generated.past_key_values)
-        self.output = _Output(first_logits.logits, generated.sequences[:, -self._new_tokens :].cpu())
+        self.output = _Output(first_logits.logits.cpu(), generated.sequences[:, -self._new_tokens :].cpu())
         self._tick()
         self._start_peak()
         times, (batch, prompt) = self._time_parts(repeats)

@@ -68,7 +68,7 @@ class FittedTable:
             blocks = self._blocks([i for i in used if not self.columns[i].extra], room)
         if self.title:
             yield Text(_fill(self.title, room), "bold")
-        for block in blocks:
+        for block in blocks if self.rows else ():  # where there are none, the caption says why
             yield self._draw(block, room)
         more = f"with --wide also: {', '.join(left_out)}." if left_out else ""
         caption = "; ".join(part for part in (self.caption.rstrip(".") if more else self.caption, more) if part)

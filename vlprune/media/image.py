@@ -89,10 +89,10 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image.Image
             raise ImageError(
                 f"{name} is too long: {width:,} x {height:,} pixels; one side may be {MAX_ASPECT} times the other."
             )
-        if getattr(opened, "is_animated", False) and opened.format != "MPO":  # an MPO is a photograph and its previews
-            frames = getattr(opened, "n_frames", 0)
-            warnings.warn(f"vlprune: {name} is animated; the first of its {frames} frames is used.", stacklevel=2)
-        try:
+        try:  # to count frames, Pillow reads the beginnings of all of them
+            frames = getattr(opened, "n_frames", 1) if opened.format != "MPO" else 1  # a photograph and its previews
+            if frames > 1:
+                warnings.warn(f"vlprune: {name} is animated; the first of its {frames} frames is used.", stacklevel=2)
             opened.load()
             return _to_rgb(ImageOps.exif_transpose(opened))
         except Image.DecompressionBombError as error:

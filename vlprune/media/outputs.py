@@ -64,7 +64,7 @@ def replace_when_done(path: str | Path) -> Iterator[Path]:
         yield path
         return
     target = path.resolve()  # where a link points to, the link stays
-    half = target.with_name(f".{target.stem}.part{target.suffix}")
+    half = part_of(target)
     try:
         yield half
         os.replace(half, target)
@@ -73,6 +73,15 @@ def replace_when_done(path: str | Path) -> Iterator[Path]:
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None
         raise
+
+
+def part_of(path: Path) -> Path:
+    """The neighbour in which a file is written until it is whole.
+
+    >>> part_of(Path("runs/eval/result.json")).name
+    '.result.part.json'
+    """
+    return path.with_name(f".{path.stem}.part{path.suffix}")
 
 
 def write_text(path: str | Path, text: str) -> None:

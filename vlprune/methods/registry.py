@@ -5,8 +5,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, TypeVar, overload
 
-from vlprune.entry_points import load_entry_points
-from vlprune.errors import MethodError
+from vlprune.entry_points import FAILED, load_entry_points
+from vlprune.errors import MethodError, describe_error
 from vlprune.methods.base import Method
 
 M = TypeVar("M", bound=type[Method])
@@ -72,7 +72,7 @@ def get_method(name: str, *, preset: str | None = None, **settings: Any) -> Meth
     if name not in METHODS:
         known = list_methods()
         if name not in known:
-            raise ValueError(f"name={name!r}: no such method; {_nearest(name, known)}")
+            raise ValueError(f"name={name!r}: {explain_missing(name)}")
     method = METHODS[name]
     if preset is not None:
         if not method.presets:
@@ -86,12 +86,23 @@ def get_method(name: str, *, preset: str | None = None, **settings: Any) -> Meth
             raise ValueError(f"{setting}={settings[setting]!r}: {name} has no such setting; {_nearest(setting, names)}")
     try:
         return method(**settings)
-    except ValueError:  # says which setting is wrong
-        raise
     except Exception as error:
-        if method.__module__.startswith("vlprune."):
+        explained = isinstance(error, ValueError) and str(error)  # says which setting is wrong
+        if explained or method.__module__.startswith("vlprune."):
             raise
-        raise MethodError(f"method {name!r} raised {type(error).__name__}: {error}") from error
+        raise MethodError(f"method {name!r} raised {describe_error(error)}.") from error
+
+
+def explain_missing(name: str) -> str:
+    """The end of a sentence about a name that no method has: the nearest one, or that its package is broken.
+
+    >>> explain_missing("skript")
+    "no such method; did you mean 'script'?"
+    """
+    known = list_methods()
+    if ("vlprune.methods", name) in FAILED:
+        return "it cannot be loaded, as a warning said."
+    return f"no such method; {_nearest(name, known)}"
 
 
 def _nearest(word: str, words: list[str]) -> str:

@@ -24,6 +24,14 @@ def feature_layer(model: Any, inputs: dict[str, Any]) -> int:
     return layer if isinstance(layer, int) else layer[-1]
 
 
+def projected_states(model: Any, output: Any, inputs: dict[str, Any]) -> Tensor:
+    """(N, L, d_v) the tower's hidden states that the projector reads; those of several layers side by side."""
+    layer = inputs.get("vision_feature_layer")
+    layer = model.config.vision_feature_layer if layer is None else layer
+    layers = [layer] if isinstance(layer, int) else layer
+    return torch.cat([output.hidden_states[one] for one in layers], dim=-1)
+
+
 def drops_class_token(model: Any, inputs: dict[str, Any]) -> bool:
     """Whether the model leaves out the tower's class token."""
     strategy = inputs.get("vision_feature_select_strategy")
@@ -57,7 +65,7 @@ def patch_grids(model: Any, inputs: dict[str, Any]) -> list[tuple[int, int]] | N
 
 
 class ClipLikeFamily(Family):
-    """Models with a vision transformer whose hidden states of one layer are projected to tokens."""
+    """Models with a vision transformer whose hidden states, of one layer or several, are projected to tokens."""
 
     def leading_tokens(self, model: Any, states: Tensor, inputs: dict[str, Any]) -> int:
         """How many of the tower's tokens (N, L, d_v) come before the patches."""
@@ -66,7 +74,7 @@ class ClipLikeFamily(Family):
     def tower_states(self, model: Any, modality: Modality, output: Any, inputs: dict[str, Any]) -> Tensor | None:
         if output.hidden_states is None:
             return None
-        states = output.hidden_states[feature_layer(model, inputs)]
+        states = projected_states(model, output, inputs)
         return states[:, self.leading_tokens(model, states, inputs) :]
 
     def vision_tower(self, model: Any, modality: Modality) -> Any:
@@ -81,7 +89,7 @@ class ClipLikeFamily(Family):
     def tower_attention(
         self, model: Any, modality: Modality, call: RecordedCall, output: Any, inputs: dict[str, Any]
     ) -> TowerAttention:
-        states = output.hidden_states[feature_layer(model, inputs)]
+        states = projected_states(model, output, inputs)
         leading = self.leading_tokens(model, states, inputs)
         cls = states[:, 0] if leading and drops_class_token(model, inputs) else None
         return attention_of_module(self.attention_module(model, modality, inputs), call.hidden_states, leading, cls)

@@ -6,6 +6,7 @@ So the tower runs with any attention implementation: it is not asked for attenti
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,14 +50,18 @@ class TowerAttention:
 
 @contextmanager
 def record_call(module: Any) -> Iterator[RecordedCall | None]:
-    """Record, inside the `with` block, the arguments that `module` is called with; None records nothing."""
+    """Record, inside the `with` block, the arguments that `module` is called with; None records nothing.
+
+    Only calls of this thread: models of other threads may share the module.
+    """
     if module is None:
         yield None
         return
-    call = RecordedCall()
+    call, thread = RecordedCall(), threading.get_ident()
 
     def record(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call.args, call.kwargs = args, kwargs
+        if threading.get_ident() == thread:
+            call.args, call.kwargs = args, kwargs
 
     handle = module.register_forward_pre_hook(record, with_kwargs=True)
     try:

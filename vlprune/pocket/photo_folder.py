@@ -1,6 +1,8 @@
 """The photo model as a folder: weights in 8 bits, its settings and words beside them, read by `--model photo`.
 
-A matrix is stored as whole numbers from −127 to 127 and one scale a row; everything else in half precision.
+A matrix is stored as whole numbers from −127 to 127 and one scale a row; everything else in half precision, and so is
+the projector: its columns are of layers of the tower whose sizes differ by a factor of 30, and one scale a row would
+leave the smallest only −1, 0 and 1.
 `python -m vlprune.pocket.photo_folder TRAINED FOLDER` writes it from what `train_photo` saved.
 """
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "weights8.safetensors"
 _SCALE = ".scale"
+_PROJECTOR = "multi_modal_projector."
 _SETTINGS = (
     *("config.json", "generation_config.json", "processor_config.json", "chat_template.jinja"),
     *("tokenizer.json", "tokenizer_config.json"),
@@ -50,7 +53,7 @@ def pack_8_bits(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     packed = {}
     for name, value in weights.items():
-        if value.ndim != 2:
+        if value.ndim != 2 or _PROJECTOR in name:
             packed[name] = value.half()
             continue
         # the smallest half that is not denormal: a row of zeros must not divide by zero

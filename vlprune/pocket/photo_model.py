@@ -30,7 +30,7 @@ def load_tower(name: str) -> Any:
     """The vision tower, its position embeddings made for 336 pixels."""
     from transformers import AutoModel
 
-    tower = AutoModel.from_pretrained(name, dtype=torch.float32).eval().requires_grad_(False)
+    tower = AutoModel.from_pretrained(name, dtype=torch.float32, use_safetensors=True).eval().requires_grad_(False)
     if tower.config.image_size != SIZE:
         parts = tower.embeddings
         empty = torch.zeros(1, GRID * GRID + 1, tower.config.hidden_size)
@@ -117,7 +117,7 @@ def build_model(
         tokenizer, llm = words, new_llm(words, width, depth)
     else:
         tokenizer = tf.AutoTokenizer.from_pretrained(llm_name, padding_side="left")
-        llm = tf.AutoModelForCausalLM.from_pretrained(llm_name, dtype=torch.float32)
+        llm = tf.AutoModelForCausalLM.from_pretrained(llm_name, dtype=torch.float32, use_safetensors=True)
         if depth:
             tokenizer, llm = words, shrink_llm(llm, tokenizer, words, depth)
         else:

@@ -55,13 +55,18 @@ class Scene:
     cards: tuple[Card, ...] = ()
 
 
-def random_scene(photo: str, others: Sequence[str], rng: Random, *, inset: bool, cards: int, augment: bool) -> Scene:
-    """A scene of the photograph: with another set in, with up to `cards` cards, cropped and flipped."""
+def random_scene(
+    photo: str, others: Sequence[str], rng: Random, *, inset: bool, cards: int, augment: bool, numbers: float = 0.5
+) -> Scene:
+    """A scene of the photograph: with another set in, with up to `cards` cards, cropped and flipped.
+
+    A share `numbers` of the cards carries a number, the others a word.
+    """
     scene = Scene(photo)
     if augment:
-        side = rng.uniform(0.8, 1.0)
-        left, top = rng.uniform(0, 1 - side), rng.uniform(0, 1 - side)
-        scene = replace(scene, crop=(left, top, left + side, top + side), flipped=rng.random() < 0.5)
+        wide, tall = rng.uniform(0.75, 1.0), rng.uniform(0.75, 1.0)
+        left, top = rng.uniform(0, 1 - wide), rng.uniform(0, 1 - tall)
+        scene = replace(scene, crop=(left, top, left + wide, top + tall), flipped=rng.random() < 0.5)
     taken: list[Box] = []
     if inset:
         size = rng.randrange(70, 141)
@@ -72,7 +77,7 @@ def random_scene(photo: str, others: Sequence[str], rng: Random, *, inset: bool,
         scene = replace(scene, inset_box=place)
     drawn = []
     for colour in rng.sample(sorted(CARD_COLOURS), cards):
-        text = rng.choice(WORDS) if rng.random() < 0.5 else str(rng.randrange(100))
+        text = rng.choice(WORDS) if rng.random() < 1 - numbers else str(rng.randrange(100))
         tall = rng.randint(*CARD_HEIGHTS)
         place = _free_place(_card_size(text, tall), taken, rng)
         if place is not None:

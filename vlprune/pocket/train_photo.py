@@ -3,8 +3,9 @@
 LLaVA's own recipe (Liu et al., 2023): the vision tower is frozen; a two-layer projector is trained on captions, then
 the projector and the LLM on questions and captions. A text tower is trained beside them against the tower's patch
 tokens: it is the dual encoder. Each step asks several questions of each picture in one sequence, in which no question
-sees another; in the first steps a question about something pasted is shown where to look. The file reads from top to
-bottom: losses, validation, the loop; data and model are in the files beside it.
+sees another; in the first steps a question about something pasted is shown where to look, and a minority of the steps
+hides most of the picture by patterns that belong to no method. What is kept is a moving average of the weights. The
+file reads from top to bottom: losses, validation, the loop; data and model are in the files beside it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from vlprune.pocket.photo_data import Plan, TrainingSet, pixels_of, read_splits, unseen_scenes
 from vlprune.pocket.photo_model import Network, Packer, build_dual_encoder, build_model, word_list
@@ -31,8 +33,11 @@ from vlprune.pocket.processor import build_processor
 # ---- losses
 
 
-def answer_loss(network: Network, tokens: Tensor, packed: dict[str, Tensor]) -> Tensor:
-    """Mean over questions of the mean loss of an answer's tokens; a question sees its part of the image and itself."""
+def answer_loss(network: Network, tokens: Tensor, packed: dict[str, Tensor], smoothing: float = 0.0) -> Tensor:
+    """Mean over questions of the mean loss of an answer's tokens; a question sees its part of the image and itself.
+
+    A share `smoothing` of each token's label goes to all tokens alike: captions are silent about much that is there.
+    """
     words, device, seen = network.model.get_input_embeddings(), tokens.device, packed["seen"]
     batch, image, prefix = len(tokens), tokens.shape[1], len(network.prefix)
     x = torch.cat(
@@ -56,7 +61,7 @@ def answer_loss(network: Network, tokens: Tensor, packed: dict[str, Tensor]) -> 
     ).last_hidden_state[:, prefix + image :]
     told = packed["label"] >= 0
     logits = network.model.lm_head(states[told]).float()
-    losses = F.cross_entropy(logits, packed["label"][told], reduction="none")
+    losses = F.cross_entropy(logits, packed["label"][told], reduction="none", label_smoothing=smoothing)
     weights = packed["weight"][told]
     return (losses * weights).sum() / weights.sum()
 
@@ -163,12 +168,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--captions", type=Path, required=True, help="Flickr8k.token.txt, the lists of splits beside it"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the model and its checkpoint")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=None, help="4000, and 6000 of an LLM that is new or cut")
     parser.add_argument("--align-steps", type=int, default=250, help="first steps: captions only, a whole LLM frozen")
     parser.add_argument("--hint-steps", type=int, default=1500, help="next steps: questions are shown where to look")
+    parser.add_argument("--smoothing", type=float, default=0.05, help="of the answers' labels")
+    parser.add_argument("--average", type=float, default=0.998, help="what the kept weights keep of theirs at a step")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=None, help="of the LLM (2e-4; new or with --depth: 1e-3, 6e-4)")
-    parser.add_argument("--patterns", type=int, default=4, help="hide tokens by a pattern in every n-th step; 0: never")
+    parser.add_argument("--patterns", type=float, default=0.4, help="share of steps that hide tokens by a pattern")
     parser.add_argument("--width", type=int, default=384, help="of a new LLM")
     parser.add_argument("--depth", type=int, default=0, help="layers: of a new LLM; of another, as many of its own")
     parser.add_argument("--validate-every", type=int, default=500)
@@ -179,6 +186,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     new = args.llm == "new"
     args.depth = args.depth or (10 if new else 0)
+    args.steps = args.steps or (6000 if args.depth else 4000)
     args.lr = args.lr or (1e-3 if new else 6e-4 if args.depth else 2e-4)
     return args
 
@@ -197,12 +205,13 @@ def parameter_groups(network: Network, rate: float) -> list[dict[str, Any]]:
     return [{"weight_decay": 0.0, **group, "lr": 0.0} for group in groups]
 
 
-def save_checkpoint(folder: Path, network: Network, optimizer: Any, step: int, best: float) -> None:
-    """Write weights and optimizer state as safetensors; a broken write leaves the last one whole."""
+def save_checkpoint(folder: Path, network: Network, average: Network, optimizer: Any, step: int, best: float) -> None:
+    """Write weights, their average and optimizer state as safetensors; a broken write leaves the last one whole."""
     from safetensors.torch import save_file
 
     names = {id(p): name for name, p in network.named_parameters()}
     tensors = {f"weight.{name}": p.detach() for name, p in network.named_parameters() if p.requires_grad}
+    tensors |= {f"average.{name}": p.detach() for name, p in average.named_parameters() if f"weight.{name}" in tensors}
     tensors |= {"buffer.centre": network.centre, "buffer.spread": network.spread}
     for parameter, state in optimizer.state.items():
         tensors |= {f"{key}.{names[id(parameter)]}": value for key, value in state.items()}
@@ -211,11 +220,14 @@ def save_checkpoint(folder: Path, network: Network, optimizer: Any, step: int, b
     (folder / "checkpoint.json").write_text(json.dumps({"step": step, "best": best}))
 
 
-def load_checkpoint(folder: Path, network: Network, optimizer: Any) -> tuple[int, float]:
-    """(steps done, best validation) after putting the checkpoint's weights and optimizer state back."""
+def load_checkpoint(folder: Path, network: Network, average: Network, optimizer: Any) -> tuple[int, float]:
+    """(steps done, best validation) after putting the checkpoint's weights, average and optimizer state back."""
     from safetensors.torch import load_file
 
     tensors = load_file(folder / "checkpoint.safetensors")
+    for name, parameter in average.named_parameters():
+        if f"average.{name}" in tensors:
+            parameter.data.copy_(tensors[f"average.{name}"])
     for name, parameter in network.named_parameters():
         if f"weight.{name}" in tensors:
             parameter.data.copy_(tensors[f"weight.{name}"])
@@ -227,8 +239,9 @@ def load_checkpoint(folder: Path, network: Network, optimizer: Any) -> tuple[int
                     k: v if k == "step" and not v.is_cuda and parameter.is_cpu else v.to(parameter.device)
                     for k, v in state.items()
                 }
-    network.centre.copy_(tensors["buffer.centre"])
-    network.spread.copy_(tensors["buffer.spread"])
+    for one in (network, average):
+        one.centre.copy_(tensors["buffer.centre"])
+        one.spread.copy_(tensors["buffer.spread"])
     done = json.loads((folder / "checkpoint.json").read_text())
     return done["step"], done["best"]
 
@@ -288,7 +301,7 @@ def take_step(
         group["lr"] = 0.0 if frozen else group["rate"] * part
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
         features = network.patch_features(packed["pixels"])
-        loss = answer_loss(network, network.image_tokens(features), packed)
+        loss = answer_loss(network, network.image_tokens(features), packed, args.smoothing)
         found = relevance_loss(network, features, packed) if not aligning else loss.new_zeros(())
     (loss + found).backward()
     for group in optimizer.param_groups:
@@ -318,9 +331,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log(f"LLM {size:.1f} M, text tower {text_size:.1f} M, vocabulary {len(network.packer.tokenizer)}")
     network.fit_scale(network.patch_features(torch.stack([train[i].pixels for i in range(2 * args.batch)]).to(device)))
     optimizer = torch.optim.AdamW(parameter_groups(network, args.lr), betas=(0.9, 0.98), fused=True)
+    averaged = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(args.average))
+    average: Any = averaged.module
     done, best = 0, 0.0
     if (args.out / "checkpoint.json").exists():
-        done, best = load_checkpoint(args.out, network, optimizer)
+        done, best = load_checkpoint(args.out, network, average, optimizer)
+        averaged.n_averaged.fill_(done)
         log("goes on from step", done)
     if device.type == "cuda":
         for layer in network.model.model.language_model.layers:
@@ -329,20 +345,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for step in range(done, args.steps):
         packed = {name: value.to(device, non_blocking=True) for name, value in next(loader).items()}
         history.append(take_step(network, optimizer, packed, args, step))
+        averaged.update_parameters(network)
         last = step + 1 == args.steps
         if step in (4, 19, 99) or (step + 1) % 250 == 0 or last:
             recent = torch.stack(history[-100:]).mean(0).tolist()
             log(f"step {step + 1}: answers {recent[0]:.4f}, relevance {recent[1]:.4f}")
         if (step + 1) % args.validate_every == 0 or last:
-            with torch.compiler.set_stance("force_eager"):
-                share = validate(network, scenes)
+            share = validate(average, scenes)
             mean = score(share)
             log(f"validation {100 * mean:.1f}:", ", ".join(f"{k} {100 * v:.1f}" for k, v in sorted(share.items())))
             if mean > best and step >= args.align_steps:
                 best = mean
-                save_model(network, args.out)
+                save_model(average, args.out)
         if time.monotonic() - saved > args.checkpoint_seconds or last:
-            save_checkpoint(args.out, network, optimizer, step + 1, best)
+            save_checkpoint(args.out, network, average, optimizer, step + 1, best)
             saved = time.monotonic()
     log(f"best validation {100 * best:.1f}; the model is in {args.out}")
 

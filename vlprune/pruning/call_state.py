@@ -1,7 +1,8 @@
 """What the hooks of one attached model know of the call in progress, and of the most recent one."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -74,6 +75,22 @@ class CallState:
         if call is None or torch.compiler.is_compiling():  # compiled code is that of generate's steps
             return call is not None
         return call.thread == threading.get_ident()
+
+    @contextmanager
+    def own_call(self) -> Iterator[None]:
+        """Inside, this thread is in a call of the pruner's own, and other threads wait."""
+        with self.lock:
+            self._held.calls = getattr(self._held, "calls", 0) + 1
+            try:
+                yield
+            finally:
+                self._held.calls -= 1
+
+    def in_own_call(self) -> bool:
+        """Whether what this thread does with the model goes through the pruner."""
+        if self.in_own_generate():
+            return True
+        return bool(getattr(self._held, "calls", 0) or getattr(self._held, "forward", False))
 
     def lock_forward(self) -> None:
         """Wait until no other thread is in a call, and keep others out until `unlock_forward`."""

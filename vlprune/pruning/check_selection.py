@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.errors import MethodError
+from vlprune.errors import MethodError, describe_error
 from vlprune.methods.base import Method
 from vlprune.methods.in_llm import CutResult, InLLMMethod
 from vlprune.types import Query, Selection, TokenView
@@ -25,16 +25,18 @@ _QUERY_FIELDS = {field.name for field in fields(Query)}
 def naming_method(method: Method) -> Iterator[None]:
     """Within the `with`, what a method of somebody else raises becomes the cause of a `MethodError` that names it.
 
-    A `ValueError` is its own sentence to the user and stays, and so does a lack of memory, which callers go by.
+    A `ValueError` that says anything is its own sentence to the user and stays, and so does a lack of memory, which
+    callers go by.
     """
     try:
         yield
-    except (MethodError, ValueError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        if (type(method).__module__ or "").startswith("vlprune."):
+        explained = isinstance(error, ValueError) and str(error)
+        if explained or (type(method).__module__ or "").startswith("vlprune."):
             raise
-        raise MethodError(f"method {_name(method)!r} raised {type(error).__name__}: {error}") from error
+        raise MethodError(f"method {_name(method)!r} raised {describe_error(error)}.") from error
 
 
 def call_select(method: Method, view: TokenView, query: Query | None) -> Selection:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from vlprune.devices import copy_to_device
+from vlprune.devices import copy_to_device, input_device
 
 #: The published dual encoder that a vision tower comes from, by the tower's type, width, patch size and image size.
 TEXT_TWINS = {
@@ -58,8 +58,12 @@ class DualEncoder:
 
     @torch.no_grad()
     def image(self, states: Tensor) -> Tensor:
-        """(B, n, d_v) hidden states of the tower -> (B, n, c) in the shared space, on the states' device."""
+        """(B, n, d_v) hidden states of the tower -> (B, n, c) in the shared space, on the states' device.
+
+        Where a projector reads several layers side by side, the last one counts.
+        """
         norm = self.encoder.vision_model.post_layernorm
+        states = states[..., -norm.weight.shape[0] :]
         project = getattr(self.encoder, "visual_projection", torch.nn.Identity())
         return project(norm(states.to(norm.weight.device, norm.weight.dtype))).to(states.device)
 
@@ -182,11 +186,11 @@ def load_text_half(place: str, dtype: torch.dtype) -> Any:
     config = AutoConfig.from_pretrained(place)
     whole: Any = {"clip": CLIPModel, "siglip": SiglipModel}.get(config.model_type)
     if whole is None:
-        return AutoModel.from_pretrained(place, dtype=dtype).eval()
+        return AutoModel.from_pretrained(place, dtype=dtype, use_safetensors=True).eval()
     config.vision_config.num_hidden_layers, config.vision_config.vision_use_head = 0, False
     left_out = {"_keys_to_ignore_on_load_unexpected": [r"vision_model\.(encoder|head)\."]}
     half: Any = type(whole.__name__, (whole,), left_out)
-    encoder = half.from_pretrained(place, config=config, dtype=dtype).eval()
+    encoder = half.from_pretrained(place, config=config, dtype=dtype, use_safetensors=True).eval()
     encoder.vision_model.embeddings = torch.nn.Identity()
     return encoder
 
@@ -201,7 +205,7 @@ def load_dual_encoder(given: Any, model: Any, processor: Any, pooling: str = "au
 
     if isinstance(given, str):
         place = find_text_twin(model) if given == "auto" else given
-        encoder = load_text_half(place, model.dtype).to(model.device)
+        encoder = load_text_half(place, model.dtype).to(input_device(model))
         return DualEncoder(encoder, AutoTokenizer.from_pretrained(place), model, pooling)
     if isinstance(given, tuple):
         encoder, tokenizer = given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ def _bytes(value: Any) -> int:
 
 
 class FeatureCache:
-    """The most recently used images' features, up to `limit` bytes; a limit of 0 keeps nothing.
+    """The most recently used images' features, up to `limit` bytes; a limit of 0 keeps nothing. Threads may share it.
 
     >>> cache = FeatureCache(limit=64)
     >>> cache.put("a", torch.zeros(2, 4)); cache.put("b", torch.ones(2, 4)); cache.put("c", torch.ones(2, 4))
@@ -57,28 +58,32 @@ class FeatureCache:
         self.nbytes = 0
         self._names: dict[int, tuple[Tensor, list[Hashable]]] | None = {} if fixed_pixels else None
         self._kept: OrderedDict[Hashable, Sized] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def get(self, key: Hashable) -> Any:
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
 
     def put(self, key: Hashable, value: Sized) -> None:
-        if key in self._kept or value.nbytes > self.limit:
-            return
-        self._kept[key] = value
-        self.nbytes += value.nbytes
-        while self.nbytes > self.limit:
-            self.nbytes -= self._kept.popitem(last=False)[1].nbytes
+        with self._lock:
+            if key in self._kept or value.nbytes > self.limit:
+                return
+            self._kept[key] = value
+            self.nbytes += value.nbytes
+            while self.nbytes > self.limit:
+                self.nbytes -= self._kept.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
-        self._kept.clear()
-        self.nbytes = 0
-        if self._names is not None:
-            self._names.clear()
+        with self._lock:
+            self._kept.clear()
+            self.nbytes = 0
+            if self._names is not None:
+                self._names.clear()
 
     def names(self, pixels: Tensor) -> list[Hashable]:
         """What each of the images (B, ...) is known by: its content.

@@ -13,46 +13,63 @@ from vlprune.pruning.layer_plan import CutGroup, add_layer_cuts
 from vlprune.pruning.layout import continue_from_cache, layout_of, note_layout, shorten_companions
 from vlprune.pruning.positions import short_position_ids, uses_flash_attention
 from vlprune.pruning.shorten import PromptShortener
+from vlprune.pruning.unpruned import UnprunedCalls
 
 
 class ForwardHooks:
     """The hooks on a model and on its decoder. `layer_cuts` are those between the decoder's layers, if any."""
 
-    def __init__(self, shortener: PromptShortener, layer_cuts: LayerCuts | None, state: CallState) -> None:
-        self._shortener, self._layer_cuts, self._state = shortener, layer_cuts, state
+    def __init__(
+        self, shortener: PromptShortener, layer_cuts: LayerCuts | None, state: CallState, unpruned: UnprunedCalls
+    ) -> None:
+        self._shortener, self._layer_cuts, self._state, self._unpruned = shortener, layer_cuts, state, unpruned
         self._model = shortener.model
+        # torch.compile is not to look into what locks, and calls methods: it compiles what comes after
+        self._begin, self._finish = map(torch.compiler.disable, (self._begin_direct_call, self._finish_direct_call))
 
-    def register(self) -> list[Any]:
-        """Put the hooks in place; returns their handles."""
-        handles = [
-            self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            self._model.register_forward_hook(self._after_forward, always_call=True),
-            self._model.get_decoder().register_forward_pre_hook(self._before_decoder, with_kwargs=True),
-        ]
+    def register(self, handles: list[Any]) -> None:
+        """Put the hooks in place, and add their handles as they come: whoever is interrupted can take them back."""
+        handles.append(self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True))
+        handles.append(self._model.register_forward_hook(self._after_forward, always_call=True))
+        decoder = self._model.get_decoder()
+        handles.append(decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True))
         if self._layer_cuts is not None:
-            handles += self._layer_cuts.register(self._note_cuts)
-        return handles
+            self._layer_cuts.register(self._note_cuts, handles)
+        self._unpruned.register(handles)
 
     # --- the model ---
 
     def _before_forward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = self._state
         if not state.in_own_generate():
-            state.lock_forward()
+            return self._begin(module, args, kwargs)
+        state.forward = None  # of a call that failed on its way
         call = state.generating
-        if state.forward is not None:  # of a call that failed on its way
-            state.forward = None
-        if call is not None:
-            if call.short is None or call.short.contents is None:
-                return None
-            if any(kwargs.get("past_key_values") is cache for cache in call.filled):
-                return None
-            changed = self._next_embeds(call, kwargs)
-            return None if changed is None else (args, changed)
+        assert call is not None
+        if call.short is None or call.short.contents is None:
+            return None
+        if any(kwargs.get("past_key_values") is cache for cache in call.filled):
+            return None
+        changed = self._next_embeds(call, kwargs)
+        return None if changed is None else (args, changed)
+
+    def _after_forward(self, module: Any, args: Any, output: Any) -> None:
+        """Also called, without output, after a forward that failed."""
+        if self._state.in_own_generate():
+            self._state.forward = None
+        else:
+            self._finish(output)
+
+    def _begin_direct_call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The arguments of a call of the model itself, for its short prompt; None if they need not change."""
+        state = self._state
+        state.lock_forward()
+        state.forward = None
         if args:
             kwargs = {**dict(zip(inspect.signature(module.forward).parameters, args)), **kwargs}
         if self._shortener.has_images(kwargs):
             return (), self._shorten_forward(kwargs)
+        self._unpruned.check_embeddings("", kwargs)
         cache = kwargs.get("past_key_values")
         layout = layout_of(cache)
         if layout is not None and cache_length(cache) > 0:
@@ -62,18 +79,16 @@ class ForwardHooks:
             state.start_call()
         return None
 
-    def _after_forward(self, module: Any, args: Any, output: Any) -> None:
-        """Note in the cache how the prompt lies in it. Also called, without output, after a forward that failed."""
+    def _finish_direct_call(self, output: Any) -> None:
+        """Note in the cache how the prompt lies in it."""
         state, passed = self._state, self._state.forward
-        if passed is not None:
-            state.forward = None
-            if passed.short is not None and output is not None:
-                parts = output if isinstance(output, tuple) else [getattr(output, "past_key_values", None)]
-                for part in parts:
-                    if hasattr(part, "get_seq_length"):
-                        note_layout(part, passed.short.final_layout)
-        if not state.in_own_generate():
-            state.unlock_forward()
+        state.forward = None
+        if passed is not None and passed.short is not None and output is not None:
+            parts = output if isinstance(output, tuple) else [getattr(output, "past_key_values", None)]
+            for part in parts:
+                if hasattr(part, "get_seq_length"):
+                    note_layout(part, passed.short.final_layout)
+        state.unlock_forward()
 
     def _next_embeds(self, call: GenerateCall, kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """Inside generate: the arguments with the embeddings of the columns that this forward brings, for every beam.
@@ -144,6 +159,8 @@ class ForwardHooks:
             passed = None
         if passed is not None:
             passed.entered = True
+        elif self._state.generating is None:
+            self._unpruned.check_decoder(kwargs)
         if self._layer_cuts is not None:
             self._layer_cuts.start(kwargs.get("attention_mask"), passed or ForwardPass())
         if passed is None or passed.visual is None or passed.layer_plan is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlprune.devices import input_device
 from vlprune.pruning.call_state import CallState, GenerateCall
 from vlprune.pruning.generation_settings import (
     PromptStreamer,
@@ -21,6 +22,7 @@ from vlprune.pruning.generation_settings import (
 from vlprune.pruning.layout import layout_of, note_layout, shorten_companions
 from vlprune.pruning.positions import short_position_ids
 from vlprune.pruning.shorten import PromptShortener, ShortPrompt
+from vlprune.pruning.unpruned import UnprunedCalls
 
 #: The attribute by which a wrapped `generate` is known.
 MARK = "vlprune"
@@ -31,13 +33,15 @@ def has_pruner(model: Any) -> bool:
     return hasattr(model.__dict__.get("generate"), MARK)
 
 
-def wrap_generate(original: Callable[..., Any], shortener: PromptShortener, state: CallState) -> Callable[..., Any]:
+def wrap_generate(
+    original: Callable[..., Any], shortener: PromptShortener, state: CallState, unpruned: UnprunedCalls
+) -> Callable[..., Any]:
     """A `generate` that drops visual tokens; `state.generating` is its call while it runs, and others wait."""
     names = list(inspect.signature(original).parameters)
 
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Any:
-        with state.lock:
+        with state.own_call():
             if state.generating is not None:  # the model drafts for itself, inside its own generate
                 return original(*args, **kwargs)
             kwargs.update(zip(names, args))
@@ -45,6 +49,7 @@ def wrap_generate(original: Callable[..., Any], shortener: PromptShortener, stat
             if inputs is not None:
                 kwargs["input_ids"] = inputs
             state.start_call()
+            unpruned.check_embeddings(".generate", kwargs)
             with torch.no_grad():
                 short, arguments = _start_generate(shortener, state, kwargs)
             state.latest, state.generating = short, GenerateCall(short)
@@ -69,7 +74,7 @@ def _start_generate(
     arguments = {**kwargs, "disable_compile": True} if shortener.in_llm is not None else kwargs  # hooks on layers
     if not shortener.has_images(kwargs) and (cache_length(cache) == 0 or layout_of(cache) is None):
         return None, arguments
-    ids = required_token_ids(kwargs).to(model.device)  # transformers lets prompts stay on the CPU
+    ids = required_token_ids(kwargs).to(input_device(model))  # transformers lets prompts stay on the CPU
     mask = kwargs.get("attention_mask")
     mask = padding_mask(model, kwargs, ids) if mask is None else mask.to(ids.device)
     positions = (mask.long().cumsum(1) - 1).clamp(min=0)

@@ -45,41 +45,40 @@ def check_decoder(model: Any) -> None:
 
 @torch.no_grad()
 def attention_rows(
-    layer: Any,
-    hidden: Tensor,
-    rotary: tuple[Tensor, Tensor],
-    columns: Tensor,
-    visible: Tensor,
-    past: Tensor | None = None,
+    layer: Any, hidden: Tensor, rotary: tuple[Tensor, Tensor], columns: Tensor, visible: Tensor, held: Tensor | None
 ) -> Tensor:
     """(B, T, S) in float32: what the tokens at `columns` (B, T) attend to, mean over the heads.
 
     `hidden` (B, S, d) are the states that enter `layer`, `rotary` their position embeddings. `visible` (B, P + S) is
-    True for tokens that are no padding, the `P` tokens of which a cache holds the keys `past` (B, heads, P, d_h)
-    among them; these take part in the softmax and are not returned.
+    True for tokens that are no padding. `held` are the keys (B, heads, P, d_h) that a cache holds of `P` earlier
+    tokens, which take part in the softmax and are not returned, or (B, heads, P + S, d_h), with those of `hidden`, if
+    the layer has already seen them.
     """
-    attention, states = layer.self_attn, layer.input_layernorm(hidden)
+    attention = layer.self_attn
     rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
     rows = torch.arange(len(hidden), device=hidden.device)[:, None]
     cos, sin = (part.expand(len(hidden), -1, -1) for part in rotary)
 
     def headed(project: Any, norm: Any, states: Tensor) -> Tensor:
+        states = layer.input_layernorm(states)
         values = project(states).view(*states.shape[:2], -1, attention.head_dim)
         return (values if norm is None else norm(values)).transpose(1, 2)
 
-    keys = headed(attention.k_proj, getattr(attention, "k_norm", None), states)
-    keys, _ = rotate(keys, keys, cos, sin)
-    if past is not None:
-        keys = torch.cat([past.to(keys), keys], dim=2)
-    held = keys.shape[2] - hidden.shape[1]
+    keys = held
+    if keys is None or keys.shape[2] < visible.shape[1]:
+        keys = headed(attention.k_proj, getattr(attention, "k_norm", None), hidden)
+        keys, _ = rotate(keys, keys, cos, sin)
+        if held is not None:
+            keys = torch.cat([held.to(keys), keys], dim=2)
+    before = keys.shape[2] - hidden.shape[1]
     place = torch.arange(keys.shape[2], device=hidden.device)
     found = []
     for part in columns.split(CHUNK, dim=1):
-        query = headed(attention.q_proj, getattr(attention, "q_norm", None), states[rows, part])
+        query = headed(attention.q_proj, getattr(attention, "q_norm", None), hidden[rows, part])
         query, _ = rotate(query, query, cos[rows, part], sin[rows, part])
         query = query.unflatten(1, (keys.shape[1], -1))  # (B, key heads, queries of each, T, d_h)
         logits = query.float() @ keys.float()[:, :, None].transpose(-1, -2) * attention.scaling
-        seen = visible[:, None] & (place <= held + part[..., None])
+        seen = visible[:, None] & (place <= before + part[..., None])
         logits = logits.masked_fill(~seen[:, None, None], -torch.inf)
-        found.append(logits.softmax(dim=-1).mean(dim=(1, 2))[..., held:])
+        found.append(logits.softmax(dim=-1).mean(dim=(1, 2))[..., before:])
     return torch.cat(found, dim=1)

@@ -77,17 +77,15 @@ class LayerCuts:
         replace(method, keep=1.0).layer_budgets(1, len(self.layers))  # refuses layers that the model has not
         self._pass: _DecoderPass | None = None
 
-    def register(self, note_cuts: Callable[[list[CutGroup]], None]) -> list[Any]:
-        """Put the hooks in place; `note_cuts` is told what each stage kept of each image. Returns their handles."""
+    def register(self, note_cuts: Callable[[list[CutGroup]], None], handles: list[Any]) -> None:
+        """Put the hooks in place, and add their handles; `note_cuts` is told what each stage kept of each image."""
 
         def after(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
             return self._after_decoder(output, note_cuts)
 
-        handles = [
-            layer.register_forward_pre_hook(self._before_layer(number), with_kwargs=True)
-            for number, layer in enumerate(self.layers)
-        ]
-        return [*handles, self.decoder.register_forward_hook(after, with_kwargs=True, always_call=True)]
+        for number, layer in enumerate(self.layers):
+            handles.append(layer.register_forward_pre_hook(self._before_layer(number), with_kwargs=True))
+        handles.append(self.decoder.register_forward_hook(after, with_kwargs=True, always_call=True))
 
     def start(self, attention_mask: Any, passed: ForwardPass) -> None:
         """The decoder begins, with this mask and with what the model's forward handed to it.
@@ -314,12 +312,18 @@ class _DecoderPass:
             number, layer, hidden = number - 1, self.owner.layers[number - 1], self.inputs
         rotary = self._rotary(stage, hidden, kwargs, front)
         visible = torch.cat([front, self.windows[stage].mask], dim=1)
-        past = None
-        if front.shape[1]:
-            past = self.cache.layers[number].keys[:, :, : front.shape[1]]
-            if past.shape[2] != front.shape[1]:
-                raise ValueError("past_key_values does not hold its keys as they are: new images need one that does.")
-        return attention_rows(layer, hidden, rotary, self.scoring, visible, past)
+        return attention_rows(layer, hidden, rotary, self.scoring, visible, self._held_keys(number, front, visible))
+
+    def _held_keys(self, number: int, front: Tensor, visible: Tensor) -> Tensor | None:
+        """The keys that a layer's cache holds of the tokens `front`, or of all `visible` ones if it has seen them."""
+        keys: Any = None if self.cache is None else self.cache.layers[number].keys
+        length = keys.shape[2] if keys is not None and keys.ndim == 4 else 0  # a quantised cache has none
+        seen = not self.owner.method.score_from_next_layer and length >= visible.shape[1]
+        if seen and keys.device == visible.device:
+            return keys[:, :, : visible.shape[1]]
+        if length < front.shape[1]:
+            raise ValueError("past_key_values does not hold its keys as they are: new images need one that does.")
+        return keys[:, :, : front.shape[1]] if front.shape[1] else None
 
     def note_in_cache(self) -> None:
         """Note in the cache what the later layers hold now."""

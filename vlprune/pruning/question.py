@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.devices import Stopwatch, copy_to_device
+from vlprune.devices import Stopwatch, copy_to_device, input_device
 from vlprune.pruning.chat_template import last_between, user_turn_marks
 from vlprune.pruning.dual_encoder import DualEncoder, load_dual_encoder
 from vlprune.types import Query, TokenView
@@ -62,7 +62,7 @@ class QuestionFinder:
     """
 
     def __init__(self, model: Any, method: Any, processor: Any, placeholders: set[int], dual_encoder: Any) -> None:
-        self._embedding = model.get_input_embeddings()
+        self._embedding, self._device = model.get_input_embeddings(), input_device(model)
         self._tokenizer = getattr(processor, "tokenizer", processor)
         self._turn_marks = user_turn_marks(processor)
         self._placeholders = placeholders
@@ -89,7 +89,7 @@ class QuestionFinder:
         """
         found = self.find(rows, wanted, query) if self._needed else {}
         texts = {row: text for row, (text, _) in found.items()}
-        watch = Stopwatch(self._embedding.weight.device)
+        watch = Stopwatch(self._device)
         tokens: dict[int, Tensor] = {}
         with watch:
             if self._source == "llm":
@@ -134,8 +134,7 @@ class QuestionFinder:
         return found
 
     def _embed_ids(self, ids: list[int]) -> Tensor:
-        weight = self._embedding.weight
-        return self._embedding(copy_to_device(torch.tensor(ids), weight.device)).detach()
+        return self._embedding(copy_to_device(torch.tensor(ids), self._device)).detach()
 
     def _embed_texts(self, texts: "dict[int, str | None]") -> dict[int, Tensor]:
         """By row (1, c): each text as the dual encoder sees it; equal texts are embedded once."""

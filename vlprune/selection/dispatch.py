@@ -53,7 +53,19 @@ def _kernels(device: int) -> ModuleType | None:
         reason = "they need Triton 3.3 or newer"
     elif torch.cuda.get_device_capability(device) < (8, 0):
         reason = f"{torch.cuda.get_device_name(device)} is older than sm_80"
-    if reason:
-        warnings.warn(f"vlprune's fused kernels are not used: {reason}. Selection runs in torch.", stacklevel=4)
-        return None
-    return importlib.import_module("vlprune.selection.fused")
+    if not reason:
+        kernels = importlib.import_module("vlprune.selection.fused")
+        try:
+            _build_one(kernels, device)
+            return kernels
+        except torch.OutOfMemoryError:  # of the moment: the next call tries again
+            raise
+        except Exception as error:  # no C compiler, a cache folder that is full or read-only, a driver too old
+            reason = f"they cannot be built ({(str(error).splitlines() or [type(error).__name__])[0].rstrip('.')})"
+    warnings.warn(f"vlprune: the fused kernels are not used: {reason}. Selection runs in torch.", stacklevel=4)
+    return None
+
+
+def _build_one(kernels: ModuleType, device: int) -> None:
+    """Build and run a small kernel: what keeps Triton from building keeps it from building this one."""
+    kernels.graph_keep(torch.zeros(1, 2, device=torch.device("cuda", device)), 1)

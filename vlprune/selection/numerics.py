@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ device and on the batch it was computed in. The tolerance is above it, so that t
 @contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
     """Full float32 products without gradients, whatever autocast or TF32 setting surrounds the call."""
-    knobs = [torch.backends.cuda.matmul, torch.backends.mkldnn.matmul]  # type: ignore[attr-defined]
-    modern = hasattr(knobs[0], "fp32_precision")  # torch < 2.9 has only the process-wide switch
+    knobs: list[Any] = [getattr(kind, "matmul", None) for kind in (torch.backends.cuda, torch.backends.mkldnn)]
+    modern = all(hasattr(knob, "fp32_precision") for knob in knobs)  # torch < 2.9 has only the process-wide switch
     old = [knob.fp32_precision for knob in knobs] if modern else [torch.get_float32_matmul_precision()]
     lowered = any(value not in ("none", "ieee", "highest") for value in old)
     autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from vlprune.record import Record
 from vlprune.show.sheet import Sheet
+from vlprune.show.style import LABEL_POINTS, SMALL_POINTS
+from vlprune.show.titles import fit_panel_title
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,11 +96,6 @@ def draw_kept(axes: Axes, sheet: Sheet, record: Record, marks: Sequence[Mark] = 
     _finish_panel(axes, sheet, title or f"kept {record.after} of {record.before}", counts)
 
 
-def escape_formulas(text: str) -> str:
-    """The text with its dollar signs escaped: matplotlib would read what is between two as a formula."""
-    return text.replace("$", r"\$")
-
-
 def _draw_marks(axes: Axes, sheet: Sheet, marks: Sequence[Mark]) -> None:
     """Circles, white in black, which are seen on any ground."""
     from matplotlib.patches import Circle
@@ -110,8 +107,9 @@ def _draw_marks(axes: Axes, sheet: Sheet, marks: Sequence[Mark]) -> None:
 
 
 def _add_color_bar(axes: Axes, shown: Any) -> Any:
-    bar: Any = axes.figure.colorbar(shown, ax=axes, shrink=0.75, pad=0.02, aspect=25)
-    bar.ax.tick_params(labelsize=7, length=2)
+    """A bar of the colours, as high as the panel's image."""
+    bar: Any = axes.figure.colorbar(shown, cax=axes.inset_axes((1.03, 0.0, 0.045, 1.0)))
+    bar.ax.tick_params(labelsize=SMALL_POINTS, length=2)
     bar.outline.set_visible(False)
     return bar
 
@@ -128,11 +126,15 @@ def _finish_panel(axes: Axes, sheet: Sheet, title: str, labels: Sequence[str] = 
     high, wide, _ = sheet.pixels.shape
     axes.set_xlim(0, wide)
     axes.set_ylim(high, 0)
-    axes.set_title(escape_formulas(title), fontsize=9, loc="left")
+    place, figure = axes.get_subplotspec(), axes.figure
+    assert place is not None
+    columns = place.get_geometry()[1]
+    inches = figure.bbox.width / figure.dpi / columns
+    axes.set_title(fit_panel_title(title, inches, LABEL_POINTS), fontsize=LABEL_POINTS, loc="left")
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
         spine.set_visible(False)
     outline = [withStroke(linewidth=2, foreground="white")]
     for cell, label in zip(sheet.cells, labels):
-        axes.text(cell.box.left + 4, cell.box.top + 4, label, va="top", fontsize=7, path_effects=outline)
+        axes.text(cell.box.left + 4, cell.box.top + 4, label, va="top", fontsize=SMALL_POINTS, path_effects=outline)

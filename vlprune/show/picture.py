@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +12,16 @@ from vlprune.media.outputs import picture_metadata, replace_when_done
 from vlprune.record import Record
 from vlprune.show.panels import MAPS, Mark, draw_image, draw_kept, draw_scores
 from vlprune.show.sheet import Sheet, lay_out
+from vlprune.show.style import DPI, TITLE_POINTS, WIDTH
 from vlprune.show.titles import fallback_fonts, fit_title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
 
-PANEL_INCHES = 2.9
-PANELS_IN_A_ROW = 5  # of a contact sheet
+PANELS_IN_A_ROW = 4  # so that a picture is as wide as a plot
+BAR_INCHES = 0.5  # width of a map's colour bar
+TITLE: Any = {"ha": "left", "fontsize": TITLE_POINTS, "fontweight": "bold"}
 
 
 def draw_picture(
@@ -43,8 +44,8 @@ def draw_picture(
     >>> from PIL import Image
     >>> from vlprune.record import Record
     >>> record = Record(kept=torch.tensor([0, 3]), before=4, after=2, grid=(2, 2), relevance=torch.rand(4))
-    >>> len(draw_picture(Image.new("RGB", (32, 32)), record).axes)   # image, relevance, kept, and a colour bar
-    4
+    >>> len(draw_picture(Image.new("RGB", (32, 32)), record).axes)   # image, relevance and kept
+    3
     """
     from matplotlib.figure import Figure
 
@@ -58,15 +59,16 @@ def draw_picture(
     sheets = [lay_out(image, record) for record in strips]
     # one image has its panels in a row; small tiles and frames need larger panels, two in a row
     several = any(sheet.several for sheet in sheets)
-    columns, side = (2, 2 * PANEL_INCHES) if several else (2 + len(maps), PANEL_INCHES)
+    columns, side = (2, WIDTH / 2) if several else (2 + len(maps), WIDTH / PANELS_IN_A_ROW)
     rows = -(-(2 + len(maps)) // columns)
-    size = (side * columns, (_panel_height(sheets[0], side) * rows + 0.55) * len(strips))
+    height = _panel_height(sheets[0], side - BAR_INCHES * len(maps) / columns)
+    size = (side * columns, (height * rows + 0.75) * len(strips))
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     drawn = figure.subfigures(len(strips), 1, squeeze=False)[:, 0]
     for i, (strip, record, sheet) in enumerate(zip(drawn, strips, sheets)):
         title = titles[i] if titles is not None else record.query
         if title:
-            strip.suptitle(fit_title(title, size[0], 11), x=0.01, ha="left", fontsize=11, fontweight="bold")
+            strip.suptitle(fit_title(title, size[0], TITLE_POINTS), x=0.01, **TITLE)
         panels = iter(strip.subplots(rows, columns).flat)
         asked, own = marks[i] if marks is not None else (), panel_titles[i] if panel_titles is not None else {}
         draw_image(next(panels), sheet, asked)
@@ -105,21 +107,20 @@ def draw_contact_sheet(
     titles, maps = titles or {}, _distinct_scores(records)
     sheets = {name: lay_out(image, record) for name, record in records.items()}
     sheet = next(iter(sheets.values()))
-    abreast, side = (4, 1.3 * PANEL_INCHES) if sheet.several else (PANELS_IN_A_ROW, 0.85 * PANEL_INCHES)
-    columns = min(abreast, 1 + len(records))
+    abreast = 2 if sheet.several else PANELS_IN_A_ROW
+    columns, side = min(abreast, 1 + len(records)), WIDTH / abreast
     rows = [-(-count // columns) for count in (1 + len(records), len(maps)) if count]
     height = (_panel_height(sheet, side) + 0.4) * sum(rows)
     figure = Figure(figsize=(side * columns, height + 0.4), layout="constrained", facecolor="white")
     blocks = figure.subfigures(len(rows), 1, squeeze=False, height_ratios=rows)[:, 0]
     panels = [iter(block.subplots(count, columns, squeeze=False).flat) for block, count in zip(blocks, rows)]
     if title:
-        figure.suptitle(fit_title(title, side * columns, 12), x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure.suptitle(fit_title(title, side * columns, TITLE_POINTS), x=0.01, **TITLE)
     draw_image(next(panels[0]), sheet, (), titles.get(""))
     for name, record in records.items():
         draw_kept(next(panels[0]), sheets[name], record, title=titles.get(name, name))
     for kind, scores, names in maps:
-        by = f"{MAPS[kind][0]}:\n{textwrap.fill(', '.join(names), 28)}"
-        draw_scores(next(panels[1]), sheet, scores, kind, title=by)
+        draw_scores(next(panels[1]), sheet, scores, kind, title=f"{MAPS[kind][0]}:\n{', '.join(names)}")
     for block in panels:
         for spare in block:
             spare.set_axis_off()
@@ -157,7 +158,7 @@ def save_picture(
 ) -> None:
     """Write `draw_picture(image, records, ...)` to a file, in the format that its name ends in."""
     with fallback_fonts(), replace_when_done(path) as half:
-        draw_picture(image, records, **options).savefig(half, dpi=110, **picture_metadata(path))
+        draw_picture(image, records, **options).savefig(half, dpi=DPI, **picture_metadata(path))
 
 
 def save_contact_sheet(
@@ -165,4 +166,4 @@ def save_contact_sheet(
 ) -> None:
     """Write `draw_contact_sheet(image, records, ...)` to a file, in the format that its name ends in."""
     with fallback_fonts(), replace_when_done(path) as half:
-        draw_contact_sheet(image, records, **options).savefig(half, dpi=110, **picture_metadata(path))
+        draw_contact_sheet(image, records, **options).savefig(half, dpi=DPI, **picture_metadata(path))

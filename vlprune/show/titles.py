@@ -10,11 +10,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vlprune.show.panels import escape_formulas
-
 TITLE_LINES = 3  # of a title, but for one with a long answer
 ARROW = " → "  # between a question and its answer
 CHARACTER_INCHES = 0.0105  # width of a character of bold text, per point of its size
+PLAIN_CHARACTER_INCHES = 0.0081  # of text that is not bold
 #: Fonts that are tried for a character in turn, those of them that the machine has.
 FONTS = (
     "DejaVu Sans",
@@ -37,6 +36,11 @@ FONTS = (
     "Segoe UI Emoji",
     "Segoe UI",
 )
+
+
+def escape_formulas(text: str) -> str:
+    """The text with its dollar signs escaped: matplotlib would read what is between two as a formula."""
+    return text.replace("$", r"\$")
 
 
 def picture_title(question: str, answer: str | None, budget: str) -> str:
@@ -65,6 +69,17 @@ def fit_title(text: str, inches: float, size: float) -> str:
     wide = any(unicodedata.east_asian_width(letter) in "WF" for letter in text)
     width = max(8, int(inches / (CHARACTER_INCHES * size * (1 + wide))))
     return escape_formulas(textwrap.fill(_without_middle(text, width), width))
+
+
+def fit_panel_title(text: str, inches: float, size: float) -> str:
+    """The title of a panel in lines that are so many inches wide at a font's size; its own line breaks stay.
+
+    >>> fit_panel_title("script\\nrelevance to the question", 1.5, 9)
+    'script\\nrelevance to the\\nquestion'
+    """
+    wide = any(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    width = max(6, int(inches / (PLAIN_CHARACTER_INCHES * size * (1 + wide))))
+    return escape_formulas("\n".join(textwrap.fill(line, width) for line in text.splitlines()))
 
 
 def _without_middle(text: str, width: int) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vlprune.evaluation.accuracy import INTERVALS_NOTE, accuracy_cells, accuracy_point, cell_name, score_answers
+from vlprune.evaluation.accuracy import INTERVALS_NOTE, accuracy_cells, cell_name, percent_interval, score_answers
 from vlprune.evaluation.answers import Evaluation
-from vlprune.evaluation.plots import plot_curves
+from vlprune.evaluation.plots import plot_rows
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.methods import Method, Random
@@ -111,7 +111,10 @@ def _kernels_table(keep: int | float, scores: Mapping[str, Any]) -> ResultTable:
 
 
 def _figure(evaluation: Evaluation, scores: Mapping[str, Any]) -> Any:
-    titles = [_title(*parts) for parts in COMBINATIONS]
-    curves = {title: [accuracy_point(scores[cell_name(title, keep)]) for keep in evaluation.keep] for title in titles}
-    flat = {ALL_TOKENS: 100 * scores[ALL_TOKENS]["accuracy"]}
-    return plot_curves(curves, flat=flat, x="visual tokens kept", y="right answers, %")
+    rows = {
+        title: {f"keep {keep}": percent_interval(scores[cell_name(title, keep)]) for keep in evaluation.keep}
+        for title in (_title(*parts) for parts in COMBINATIONS)
+    }
+    across = {ALL_TOKENS: 100 * scores[ALL_TOKENS]["accuracy"]}
+    note = "GSP: the graph; QCRS: relevance to the question; DPP: the diverse choice. Bars are 95 % intervals"
+    return plot_rows(rows, x="right answers, %", title="Script's parts, switched on and off", note=note, across=across)

@@ -109,4 +109,6 @@ def _figure(evaluation: Evaluation, data: Mapping[str, Any]) -> Any:
     curves = {
         name: [accuracy_point(data[f"{name}@{keep}"]) for keep in evaluation.keep] for name in ("fixed", "adaptive")
     }
-    return plot_curves(curves, flat={}, x="visual tokens kept, mean", y="right answers, %")
+    title = "The same number of tokens for every image, or as many as it needs"
+    x = "visual tokens kept, mean over images (log scale); bars are 95 % intervals"
+    return plot_curves(curves, flat={}, x=x, y="right answers, %", title=title)

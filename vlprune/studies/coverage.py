@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vlprune.errors import UserError
-from vlprune.evaluation.accuracy import percent_with_interval
+from vlprune.evaluation.accuracy import curves_to_draw, percent_with_interval
 from vlprune.evaluation.coverage import (
     AskedPhotograph,
     CoverageLine,
@@ -21,7 +21,7 @@ from vlprune.evaluation.coverage import (
     select_tokens,
 )
 from vlprune.evaluation.photographs import SIZES
-from vlprune.evaluation.plots import plot_curves
+from vlprune.evaluation.plots import Point, plot_curves
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import bootstrap_interval, bootstrap_means
 from vlprune.methods import Method, get_method
@@ -224,14 +224,17 @@ def _curves_table(curves: Mapping[str, Mapping[str, Any]]) -> ResultTable:
 
 
 def _figure(names: Sequence[str], budgets: Sequence[int | float], n: int, scores: Scores) -> Figure:
-    curves: dict[str, list[tuple[float, float, float, float]]] = {}
+    curves: dict[str, list[Point]] = {}
     for name in names:
         for keep in budgets:
             one = scores[f"{name}@{keep}"]["asked"]
             low, high = (100 * end for end in one["interval"])
             count = get_method(name, keep=keep).count(n)
             curves.setdefault(name, []).append((count, 100 * one["mean"], low, high))
-    return plot_curves(curves, flat={}, x="visual tokens kept", y="asked things that are seen, %")
+    drawn, note = curves_to_draw(curves)
+    title = "Asked things that are seen: a kept token lies on them"
+    x = "visual tokens kept (log scale); bars are 95 % intervals"
+    return plot_curves(drawn, flat={}, x=x, y="asked things that are seen, %", title=title, note=note)
 
 
 def _pictures(

@@ -8,8 +8,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from vlprune.evaluation.accuracy import INTERVALS_NOTE, outcomes, percent_by_kind, percent_with_interval, score_answers
+from vlprune.evaluation.accuracy import (
+    INTERVALS_NOTE,
+    outcomes,
+    percent_by_kind,
+    percent_interval,
+    percent_with_interval,
+    score_answers,
+)
 from vlprune.evaluation.answers import AnswerLine, Evaluation
+from vlprune.evaluation.plots import plot_rows
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import format_p, mcnemar
@@ -128,21 +136,11 @@ def _row(name: str, score: Mapping[str, Any]) -> list[str]:
 
 
 def _figure(data: Mapping[str, Any], evaluation: Evaluation) -> Any:
-    from matplotlib.figure import Figure
-
-    names = list(dict.fromkeys(cell.rpartition("@")[0] for cell in data))[::-1]
-    figure = Figure(figsize=(8.5, 1 + 0.27 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    for i, keep in enumerate(evaluation.keep):
-        found = [data[f"{name}@{keep}"] for name in names]
-        middle = [100 * one["accuracy"] for one in found]
-        spread = [[abs(100 * one["interval"][end] - mean) for one, mean in zip(found, middle)] for end in (0, 1)]
-        places = [place + 0.16 * (i - (len(evaluation.keep) - 1) / 2) for place in range(len(names))]
-        axes.errorbar(middle, places, xerr=spread, fmt="o", capsize=2, markersize=4, label=f"keep {keep}")
-        axes.axvline(100 * data[f"default@{keep}"]["accuracy"], color=f"C{i}", linewidth=0.7, linestyle="--")
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set(xlabel="right answers, %, with 95 % intervals (dashed: the defaults)")
-    axes.set_title("One setting changed at a time")
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize=8)
-    return figure
+    names = dict.fromkeys(cell.rpartition("@")[0] for cell in data)
+    rows = {
+        name: {f"keep {keep}": percent_interval(data[f"{name}@{keep}"]) for keep in evaluation.keep} for name in names
+    }
+    across = {f"keep {keep}": 100 * data[f"default@{keep}"]["accuracy"] for keep in evaluation.keep}
+    note = "Dashed: the default. Bars are 95 % intervals"
+    title = "ScriptPlus with one setting changed at a time"
+    return plot_rows(rows, x="right answers, %", title=title, note=note, across=across)

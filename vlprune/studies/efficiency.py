@@ -7,7 +7,7 @@ comes from a finished run of `vlprune eval`, if one is named.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
@@ -57,10 +57,11 @@ PAPER_NOTE = (
 
 
 class Accuracy(NamedTuple):
-    """Shares of right answers by method at the table's budget, of a run whose `source` is said."""
+    """Shares of right answers, or another `measure`, by method at the table's budget, and the run they are of."""
 
     shares: Mapping[str, float]
     source: str
+    measure: str = "% of the answers"
 
 
 def paper_methods(name: str, layers: int) -> dict[str, Method]:
@@ -99,29 +100,52 @@ def measure_paper_table(
     """
     one = get_architecture(name)
     model = one.build(device)
-    encoder, tokenizer = build_text_tower(model)
-    layers = LLMShape.of(model).layers
-    methods = paper_methods(name, layers)
-    report = measure_efficiency(
+    return measure_rows(
+        name,
         model,
         one.inputs(model, text),
-        methods,
-        name=f"{name}, {WEIGHTS_NOTE}",
-        query=QUESTION,
-        dual_encoder=(encoder, tokenizer),
+        paper_methods(name, LLMShape.of(model).layers),
+        title=f"{name}, {WEIGHTS_NOTE}",
+        dual_encoder=build_text_tower(model),
+        accuracy=accuracy,
         **options,
     )
-    weights, tower = _bytes(model), _bytes(encoder)
+
+
+def measure_rows(
+    name: str,
+    model: Any,
+    inputs: dict[str, Any],
+    methods: Mapping[str, Method],
+    *,
+    title: str,
+    dual_encoder: Any,
+    accuracy: Accuracy | None = None,
+    **options: Any,
+) -> PaperEfficiency:
+    """Measure all tokens and the `methods`, by the names of their rows, on a model that is there, asked `QUESTION`.
+
+    `name` says whose table it is (one of `TILES`), `title` what is measured; `options` go to `measure_efficiency`.
+    """
+    report = measure_efficiency(
+        model, inputs, methods, name=title, query=QUESTION, dual_encoder=dual_encoder, **options
+    )
+    encoder = dual_encoder[0] if isinstance(dual_encoder, tuple) else dual_encoder
+    weights = _weights([model])
+    tower = 0 if encoder is None else sum(_weights([model, encoder]).values()) - sum(weights.values())
     memory = {}
     for row in report.rows:
         reads = row.method in methods and methods[row.method].reads_question
         spare = 0 if reads else tower  # it lay there all the time
-        memory[row.method] = None if row.peak_bytes is None else weights + row.peak_bytes - spare
-    return PaperEfficiency(name, report, memory, accuracy or Accuracy({}, ""), _pyramid_layers(layers))
+        memory[row.method] = None if row.peak_bytes is None else sum(weights.values()) + row.peak_bytes - spare
+    layers = _pyramid_layers(LLMShape.of(model).layers)
+    return PaperEfficiency(name, report, memory, accuracy or Accuracy({}, ""), layers)
 
 
-def _bytes(module: Any) -> int:
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+def _weights(modules: Sequence[Any]) -> dict[int, int]:
+    """The bytes of each tensor of some modules, by its address: what they share counts once."""
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
 
 
 def read_accuracy(folder: Path, name: str) -> Accuracy:
@@ -195,7 +219,7 @@ class PaperEfficiency:
     def caption(self) -> str:
         """How to read the table."""
         source = self.accuracy.source
-        told = f"right: % of the answers in {source}." if source else "right: random weights answer nothing."
+        told = f"right: {self.accuracy.measure} in {source}." if source else "right: random weights answer nothing."
         if len({row.cuda_graphs for row in self.report.rows}) > 1:
             told += f" *: ran {RUNTIMES[False]}."
         quota = f"{PER_TILE} of each of {TILES[self.name]} tiles" if TILES[self.name] > 1 else str(PER_TILE)

@@ -12,6 +12,7 @@ from vlprune.evaluation.answers import Evaluation
 from vlprune.evaluation.image_tokens import ImageTokens, cosine_matrix, stream_image_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.selection import greedy_map_features
+from vlprune.show.style import COLORS, MARKERS, SMALL_POINTS, add_legend, dress, new_figure
 
 NEEDS, QUESTIONS, KEEP = "images", (100, 8), ()
 SIZE = 5  # tokens of a set: k of the paper's figure
@@ -111,19 +112,19 @@ def _table(data: Mapping[str, Mapping[str, float]], images: int) -> ResultTable:
 
 
 def _figure(found: Mapping[str, Sequence[TokenSet]]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.4), layout="constrained")
+    figure = new_figure(4.4, f"How widely sets of {SIZE} tokens spread, against how alike their tokens are")
     axes = figure.subplots()
-    rho = np.linspace(-1 / (SIZE - 1), 1, 400)
+    rho, least = np.linspace(-1 / (SIZE - 1), 1, 400), -1 / (SIZE - 1)
     axes.axhline(1.0, color="grey", linewidth=1, label="AM–GM: 1")
     axes.plot(rho, envelope(rho), color="black", linestyle="--", label=f"envelope, k = {SIZE}")
-    for (name, sets), marker in zip(found.items(), "o^D"):
+    for (name, sets), color, marker in zip(found.items(), COLORS, MARKERS):
         points = np.array(sets).reshape(-1, 4)
-        axes.scatter(points[:, 0], points[:, 3], s=9, alpha=0.4, marker=marker, label=NAMES[name])
-    axes.axvline(-1 / (SIZE - 1), color="grey", linestyle=":", linewidth=1)
-    axes.annotate(f"−1/(k − 1) = {-1 / (SIZE - 1):g}", (-1 / (SIZE - 1), 0.5), rotation=90, fontsize=8, va="center")
-    axes.set(xlabel="mean cosine of the set, ρ", ylabel="determinant of its cosines", ylim=(-0.03, 1.08))
-    axes.set_title("How wide sets of tokens are, and how alike")
-    axes.legend(fontsize=8)
+        axes.scatter(points[:, 0], points[:, 3], s=12, alpha=0.5, color=color, marker=marker, label=NAMES[name])
+    axes.axvline(least, color="grey", linestyle=":", linewidth=1)
+    said = f"−1/(k − 1) = {least:g}"
+    axes.annotate(said, (least - 0.01, 0.5), rotation=90, fontsize=SMALL_POINTS, va="center", ha="right")
+    axes.set_ylim(-0.03, 1.08)
+    x = "mean cosine of the set, ρ: 1 if all its tokens point the same way"
+    dress(axes, x=x, y="determinant of its cosines:\n1 if all are at right angles")
+    add_legend(figure, *axes.get_legend_handles_labels(), columns=3)
     return figure

@@ -17,6 +17,7 @@ from vlprune.evaluation.stats import wilson_interval
 from vlprune.methods import Method, Script
 from vlprune.record import Record
 from vlprune.selection import graph_keep
+from vlprune.show.style import COLORS, add_legend, dress, new_figure
 
 NEEDS, QUESTIONS, KEEP = "boxes", (200, 20), (64, 16)
 CAUSES = {
@@ -25,6 +26,14 @@ CAUSES = {
     "QCSP": "a thing asked about has no token left, and none was among QCSP's m",
     "both": "one thing was lost by GSP, another by QCSP",
     "reading": "every thing asked about has a token left, and the model still errs",
+}
+#: The same in a few words, for the figure.
+SHORT_CAUSES = {
+    "model": "model: wrong with all tokens too",
+    "GSP": "GSP: the graph struck it out",
+    "QCSP": "QCSP: never among the chosen",
+    "both": "both: one thing each",
+    "reading": "reading: a token was left, and did not help",
 }
 
 NOTE = (
@@ -158,17 +167,20 @@ def _causes_by_kind(evaluation: Evaluation, causes: Mapping[int, str]) -> dict[s
 
 
 def _figure(evaluation: Evaluation, data: Any) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5 * len(data), 3.6), layout="constrained")
-    for axes, (keep, found) in zip(figure.subplots(1, len(data), squeeze=False)[0], data.items()):
-        base = [0] * len(evaluation.kinds)
-        for name in CAUSES:
-            heights = [found["kinds"][kind][name] for kind in evaluation.kinds]
-            axes.bar(evaluation.kinds, heights, bottom=base, label=name)
-            base = [a + b for a, b in zip(base, heights)]
-        axes.set(title=f"keeping {keep} tokens", ylabel="wrong answers", ylim=(0, 1.08 * max(*base, 1)))
-        axes.yaxis.get_major_locator().set_params(integer=True)
-    figure.suptitle("Wrong answers by kind of question, and what lost them")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(CAUSES), fontsize=8)
+    kinds = list(evaluation.kinds)
+    figure = new_figure(1.9 + 0.3 * len(kinds), "Script's wrong answers by kind of question, and what lost them")
+    for i, (axes, (keep, found)) in enumerate(zip(figure.subplots(1, len(data), squeeze=False)[0], data.items())):
+        base = [0] * len(kinds)
+        for (name, words), color in zip(SHORT_CAUSES.items(), COLORS):
+            counts = [found["kinds"][kind][name] for kind in kinds]
+            axes.barh(kinds, counts, left=base, color=color, edgecolor="white", linewidth=0.8, label=words)
+            base = [a + b for a, b in zip(base, counts)]
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.05 * max(*base, 1))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        dress(axes, x="wrong answers", title=f"keeping {keep}: {found['wrong']} of {found['asked']:,} wrong")
+        if i:
+            axes.set_yticklabels([])
+    handles, names = axes.get_legend_handles_labels()
+    add_legend(figure, handles, names, columns=2)
     return figure

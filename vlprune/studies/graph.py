@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from vlprune.evaluation.accuracy import INTERVALS_NOTE, percent, percent_with_interval, score_answers
+from vlprune.evaluation.accuracy import INTERVALS_NOTE, percent, percent_interval, percent_with_interval, score_answers
 from vlprune.evaluation.answers import AnswerLine, Evaluation, share_right
 from vlprune.evaluation.image_tokens import collect_image_tokens
+from vlprune.evaluation.plots import plot_rows
 from vlprune.evaluation.questions import ImageQuestion
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
@@ -107,13 +108,10 @@ def _measure_seconds(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _figure(data: dict[str, Any]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axes = figure.subplots()
+    rows: dict[str, dict[str, Any]] = {}
     for keep, found in data.items():
         for name, one in found.items():
-            axes.scatter(one["iou"], 100 * one["accuracy"], s=30, label=f"{name}, {keep}")
-    axes.set(xlabel="IoU with the exhaustive graph", ylabel="right answers, %", xlim=(0, 1.05))
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
+            rows.setdefault(name, {})[f"keep {keep}"] = percent_interval(one)
+    title = "Right answers by which pairs of tokens the graph compares"
+    note = "Three graphs alone, random tokens, and the graphs in Script. Bars are 95 % intervals"
+    return plot_rows(rows, x="right answers, %", title=title, note=note)

@@ -13,6 +13,7 @@ from vlprune.evaluation.stats import bootstrap_interval, bootstrap_means
 from vlprune.methods import Method, Script
 from vlprune.record import Record
 from vlprune.selection import graph_keep
+from vlprune.show.style import COLORS, MARKERS, add_legend, dress, new_figure
 
 NEEDS, QUESTIONS, KEEP = "answers", (200, 12), (192, 128, 64, 32, 16)
 
@@ -60,14 +61,15 @@ def _mean_share(evaluation: Evaluation, lines: list[AnswerLine], kind: str) -> f
 
 
 def _figure(data: dict[str, Any]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 3.8), layout="constrained")
+    figure = new_figure(3.6, "Tokens that both of Script's modules would keep")
     axes = figure.subplots()
+    data = dict(sorted(data.items(), key=lambda pair: float(pair[0])))
     shares = [100 * one["share"] for one in data.values()]
     ends = [[abs(100 * one["interval"][i] - share) for one, share in zip(data.values(), shares)] for i in (0, 1)]
-    axes.errorbar(list(data), shares, ends, marker="o", capsize=3, label="GSP ∩ QCSP")
-    axes.plot(list(data), [100 * one["chance"] for one in data.values()], "--", color="grey", label="by chance")
-    axes.set(xlabel="visual tokens kept, m", ylabel="% of m")
-    axes.legend()
+    found = axes.errorbar(list(data), shares, ends, color=COLORS[0], marker=MARKERS[0], capsize=2)
+    (chance,) = axes.plot(list(data), [100 * one["chance"] for one in data.values()], "--", color="grey")
+    axes.set_ylim(bottom=0)
+    dress(axes, x="m, the visual tokens that each keeps; bars are 95 % intervals", y="share of the m, %")
+    names = ["GSP ∩ QCSP: by the graph and by the question", "two random sets of m"]
+    add_legend(figure, [found, chance], names)
     return figure

@@ -24,7 +24,7 @@ from vlprune.methods import AttentionTopK, CDPruner, DivPrune, GraphOnly, Method
 from vlprune.record import Record
 
 NEEDS, QUESTIONS, KEEP = "answers", (50, 16), (64,)
-PICTURES = 6
+PICTURES = 4
 #: What a family goes by, for the titles of its maps.
 GOES_BY = {
     "attention": "attention in the vision tower",

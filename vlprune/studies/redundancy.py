@@ -19,6 +19,7 @@ from vlprune.evaluation.image_tokens import (
     stream_image_tokens,
 )
 from vlprune.evaluation.result import ResultTable, StudyResult
+from vlprune.show.style import COLORS, LABEL_POINTS, SMALL_POINTS, dress, new_figure
 from vlprune.studies.running_statistics import RunningCorrelation, RunningHistogram
 
 NEEDS, QUESTIONS, KEEP = "images", (200, 8), ()
@@ -167,22 +168,24 @@ def _entropy(counts: Tensor) -> Tensor:
 
 def _figure(found: Redundancy) -> Any:
     from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    figure = new_figure(6.2, "Do tokens repeat their neighbours? Does cosine tell?")
+    panels: dict[str, Any] = figure.subplot_mosaic([["distance", "pairs"], ["entropy", "entropy"]])
     by_distance = found.by_distance
-    left.plot(list(by_distance), [mean for mean, _ in by_distance.values()])
-    left.set(xlabel="Manhattan distance, tokens", ylabel="mean cosine", title="similarity against distance")
-    for name, values in found.pairs.items():
-        heights, edges = values.coarse(80)
-        middle.stairs(heights, edges, fill=True, alpha=0.6, label=name)
+    panels["distance"].plot(list(by_distance), [mean for mean, _ in by_distance.values()], color=COLORS[0])
+    dress(panels["distance"], x="Manhattan distance, tokens", y="mean cosine", title="similarity against distance")
+    for (name, values), color, line in zip(found.pairs.items(), COLORS, ("-", "--")):
+        panels["pairs"].stairs(*values.coarse(80), color=color, linewidth=1.5, linestyle=line, label=name)
     lowest = min(values.lowest for values in found.pairs.values() if values.total)
-    middle.set(xlabel="cosine", ylabel="density", title="neighbours and random pairs", xlim=(lowest, 1))
-    middle.legend(fontsize=8)
+    panels["pairs"].set_xlim(lowest, 1)
+    dress(panels["pairs"], x="cosine", y="density", title="pairs of tokens")
+    panels["pairs"].legend(fontsize=SMALL_POINTS, frameon=False)
     counts, xs, ys = found.entropies["component of the image"].coarse(80, 40)
-    shown = right.pcolormesh(xs, ys, np.ma.masked_equal(counts.T, 0), norm=LogNorm(), cmap="viridis")
-    figure.colorbar(shown, ax=right, label="tokens (log scale)")
-    right.set(xlabel="mean cosine to neighbours", ylabel="local entropy, nats", title="entropy against similarity")
-    right.set_xlim(xs[np.flatnonzero(counts.sum(1))[0]], 1)
+    shown = panels["entropy"].pcolormesh(xs, ys, np.ma.masked_equal(counts.T, 0), norm=LogNorm(), cmap="viridis")
+    bar = figure.colorbar(shown, ax=panels["entropy"], pad=0.01)
+    bar.set_label("tokens (log scale)", fontsize=LABEL_POINTS)
+    bar.ax.tick_params(labelsize=SMALL_POINTS)
+    panels["entropy"].set_xlim(xs[np.flatnonzero(counts.sum(1))[0]], 1)
+    x = "mean cosine to the tokens around"
+    dress(panels["entropy"], x=x, y="local entropy, nats", title="how mixed the 3 × 3 tokens around are")
     return figure

@@ -13,70 +13,83 @@ from vlprune.methods.in_llm import InLLMMethod
 from vlprune.studies.ablation import Parts
 from vlprune.studies.efficiency import PER_TILE, WITHOUT_DPP, paper_methods
 from vlprune.studies.paper import ALL_TOKENS, PaperTable, table
+from vlprune.studies.reproduction_time import answer_seconds
 
 
 class Benchmark(NamedTuple):
     """A benchmark of the paper as lmms-eval has it.
 
-    `questions` are in its split, and an answer has about so many `tokens`. Its score is the mean of lmms-eval's
-    `metrics` (their sum if `adds_up`) times `factor`. One that is `judged` is scored by a GPT, for which lmms-eval
-    needs OPENAI_API_KEY. `part_of` names the benchmark of which it is some of the questions.
+    `data` is the dataset's id on the hub, with the split. It has so many `questions`, and an answer about so many
+    `tokens`. Its score is the mean of lmms-eval's `metrics` (their sum if `adds_up`) times `factor`; `by_sample`, it is
+    the mean over single answers, as lmms-eval's own is right only for all questions in a process of their own. One that
+    is `judged` is scored by a GPT, for which lmms-eval needs OPENAI_API_KEY. `part_of` names the benchmark of which it
+    is some of the questions. `paper_split` is the paper's, where that is another.
     """
 
+    data: str
     questions: int
     tokens: int
     metrics: tuple[str, ...]
     factor: float = 100
     adds_up: bool = False
+    by_sample: bool = False
     judged: bool = False
     part_of: str | None = None
+    paper_split: str = ""
 
 
+def _part(metric: str, whole: str) -> Benchmark:
+    """Some of another benchmark's questions."""
+    return Benchmark("", 0, 0, (metric,), part_of=whole)
+
+
+#: By lmms-eval's names. docs/benchmarks.md says where the numbers of questions come from.
 BENCHMARKS = {
-    "gqa": Benchmark(12_578, 3, ("exact_match",)),
-    "mmbench_en_dev": Benchmark(4_329, 2, ("gpt_eval_score",), 1),
-    "mmbench_cn_dev": Benchmark(4_329, 2, ("gpt_eval_score",), 1),
-    "mme": Benchmark(2_374, 2, ("mme_perception_score",), 1),
-    "pope": Benchmark(9_000, 2, ("pope_accuracy",)),
-    "scienceqa_img": Benchmark(2_017, 2, ("exact_match",)),
-    "vqav2_val": Benchmark(214_354, 3, ("exact_match",)),
-    "textvqa_val": Benchmark(5_000, 5, ("exact_match",)),
-    "vizwiz_vqa_val": Benchmark(4_319, 4, ("exact_match",)),
-    "mmvet": Benchmark(218, 150, ("gpt_eval_score",), 1, judged=True),
-    "ai2d": Benchmark(3_088, 2, ("exact_match",)),
-    "chartqa": Benchmark(2_500, 5, ("relaxed_overall",)),
-    "ocrbench": Benchmark(1_000, 10, ("ocrbench_accuracy",), 1000),
-    "hallusion_bench_image": Benchmark(951, 60, ("aAcc", "qAcc", "fAcc"), 1, judged=True),
-    "mlvu_dev": Benchmark(2_174, 3, ("mlvu_percetion_score",), 1),  # so lmms-eval spells it
-    "mvbench": Benchmark(4_000, 3, ("mvbench_accuracy",), 1),
-    "longvideobench_val_v": Benchmark(1_337, 2, ("lvb_acc",)),
-    "longvideobench_perception": Benchmark(0, 0, ("lvb_acc",), part_of="longvideobench_val_v"),
-    "longvideobench_relation": Benchmark(0, 0, ("lvb_acc",), part_of="longvideobench_val_v"),
-    "videomme": Benchmark(2_700, 2, ("videomme_perception_score",), 1),
-    "videomme_short": Benchmark(0, 0, ("videomme_perception_score",), part_of="videomme"),
-    "videomme_medium": Benchmark(0, 0, ("videomme_perception_score",), part_of="videomme"),
-    "videomme_long": Benchmark(0, 0, ("videomme_perception_score",), part_of="videomme"),
+    "gqa": Benchmark("lmms-lab-encoder/GQA:testdev", 12_578, 3, ("exact_match",)),
+    "mmbench_en_dev": Benchmark("lmms-lab-encoder/MMBench:dev", 4_329, 2, ("gpt_eval_score",), 1),
+    "mmbench_cn_dev": Benchmark("lmms-lab-encoder/MMBench:dev", 4_329, 2, ("gpt_eval_score",), 1),
+    "mme": Benchmark("lmms-lab-encoder/MME:test", 2_374, 2, ("mme_perception_score",), 1),
+    "pope": Benchmark("lmms-lab-encoder/POPE:test", 9_000, 2, ("pope_accuracy",)),
+    "scienceqa_img": Benchmark("lmms-lab-encoder/ScienceQA:test", 2_017, 2, ("exact_match",)),
+    "vqav2_val": Benchmark("lmms-lab-encoder/VQAv2:validation", 214_354, 3, ("exact_match",), paper_split="test-dev"),
+    "textvqa_val": Benchmark("lmms-lab-encoder/textvqa:validation", 5_000, 5, ("exact_match",)),
+    "vizwiz_vqa_val": Benchmark("lmms-lab-encoder/VizWiz-VQA:val", 4_319, 4, ("exact_match",), paper_split="test"),
+    "mmvet": Benchmark("lmms-lab-encoder/MMVet:test", 218, 150, ("gpt_eval_score",), 1, judged=True),
+    "ai2d": Benchmark("lmms-lab-encoder/ai2d:test", 3_088, 2, ("exact_match",)),
+    "chartqa": Benchmark("lmms-lab-encoder/ChartQA:test", 2_500, 5, ("relaxed_overall",)),
+    "ocrbench": Benchmark("echo840/OCRBench:test", 1_000, 10, ("ocrbench_accuracy",), 1000, by_sample=True),
+    "hallusion_bench_image": Benchmark(
+        "lmms-lab-encoder/HallusionBench:image", 951, 60, ("aAcc", "qAcc", "fAcc"), 1, judged=True
+    ),
+    "mlvu_dev": Benchmark("sy1998/MLVU_dev:test", 2_174, 3, ("mlvu_percetion_score",), 1),  # so it is spelt there
+    "mvbench": Benchmark("OpenGVLab/MVBench:train", 4_000, 3, ("mvbench_accuracy",), 1),
+    "longvideobench_val_v": Benchmark("longvideobench/LongVideoBench:validation", 1_337, 2, ("lvb_acc",)),
+    "longvideobench_perception": _part("lvb_acc", "longvideobench_val_v"),
+    "longvideobench_relation": _part("lvb_acc", "longvideobench_val_v"),
+    "videomme": Benchmark("lmms-eval/Video-MME:test", 2_700, 2, ("videomme_perception_score",), 1),
+    "videomme_short": _part("videomme_perception_score", "videomme"),
+    "videomme_medium": _part("videomme_perception_score", "videomme"),
+    "videomme_long": _part("videomme_perception_score", "videomme"),
 }
 #: In one table a benchmark's score is another: InternVL3's MME adds cognition, efficiency prints POPE's F1.
 OTHER_SCORES = {
-    ("internvl3", "mme"): Benchmark(2_374, 2, ("mme_perception_score", "mme_cognition_score"), 1, adds_up=True),
-    ("efficiency", "pope"): Benchmark(9_000, 2, ("pope_f1_score",)),
+    ("internvl3", "mme"): BENCHMARKS["mme"]._replace(
+        metrics=("mme_perception_score", "mme_cognition_score"), adds_up=True
+    ),
+    ("efficiency", "pope"): BENCHMARKS["pope"]._replace(metrics=("pope_f1_score",)),
 }
 
 
 class Setup(NamedTuple):
     """How a table is run: its name in `vlprune.studies.paper`, the checkpoint, and how the paper shows images to it.
 
-    `model` is None where transformers has no checkpoint of that model. `first` and `step` are milliseconds on an H200
-    in eager transformers, one question at a time: to the first token with all tokens and with the table's budgets, and
-    for each further token (docs/performance.md). `scale` times those of a model that was measured.
-    `layers` are the LLM's.
+    `model` is None where transformers has no checkpoint of that model. An answer takes `scale` times what it takes the
+    model `timed_as` (one of `vlprune.studies.reproduction_time.SPEEDS`). `layers` are the LLM's.
     """
 
     paper: str
     model: str | None
-    first: tuple[float, float]
-    step: float
+    timed_as: str
     scale: float = 1.0
     layers: int = 32
     dual_encoder: str | None = "auto"
@@ -86,24 +99,19 @@ class Setup(NamedTuple):
     tasks: tuple[str, ...] = ()
 
 
-LLAVA, NEXT = ((49.4, 76.4), 45.0), ((120.0, 60.3), 49.5)
+LLAVA, NEXT = "LLaVA-1.5-7B", "LLaVA-NeXT-7B"
+NEXT_7B = "llava-hf/llava-v1.6-vicuna-7b-hf"
 SETUPS = {
-    "llava-1.5-7b": Setup("llava-1.5-7b", "llava-hf/llava-1.5-7b-hf", *LLAVA),
-    "llava-1.5-13b": Setup("llava-1.5-13b", "llava-hf/llava-1.5-13b-hf", *LLAVA, scale=13 / 7, layers=40),
-    "llava-next-7b": Setup("llava-next-7b", "llava-hf/llava-v1.6-vicuna-7b-hf", *NEXT, tiles=5, resolution=672),
+    "llava-1.5-7b": Setup("llava-1.5-7b", "llava-hf/llava-1.5-7b-hf", LLAVA),
+    "llava-1.5-13b": Setup("llava-1.5-13b", "llava-hf/llava-1.5-13b-hf", LLAVA, scale=13 / 7, layers=40),
+    "llava-next-7b": Setup("llava-next-7b", NEXT_7B, NEXT, tiles=5, resolution=672),
     "llava-next-13b": Setup(
-        "llava-next-13b", "llava-hf/llava-v1.6-vicuna-13b-hf", *NEXT, scale=13 / 7, layers=40, tiles=5, resolution=672
+        "llava-next-13b", "llava-hf/llava-v1.6-vicuna-13b-hf", NEXT, scale=13 / 7, layers=40, tiles=5, resolution=672
     ),
-    "video": Setup("video", None, (524.0, 283.0), 39.5, layers=28, frames=64),
-    "internvl3": Setup(
-        "internvl3-8b", "OpenGVLab/InternVL3-8B-hf", *NEXT, layers=28, dual_encoder=None, resolution=896
-    ),
-    "efficiency": Setup(
-        "efficiency", "llava-hf/llava-v1.6-vicuna-7b-hf", *NEXT, tiles=5, resolution=672, tasks=("pope",)
-    ),
-    "significance": Setup(
-        "significance", "llava-hf/llava-v1.6-vicuna-7b-hf", *NEXT, tiles=5, resolution=672, tasks=("mme",)
-    ),
+    "video": Setup("video", None, "LLaVA-Video-7B", layers=28, frames=64),
+    "internvl3": Setup("internvl3-8b", "OpenGVLab/InternVL3-8B-hf", NEXT, layers=28, dual_encoder=None, resolution=896),
+    "efficiency": Setup("efficiency", NEXT_7B, NEXT, tiles=5, resolution=672, tasks=("pope",)),
+    "significance": Setup("significance", NEXT_7B, NEXT, tiles=5, resolution=672, tasks=("mme",)),
 }
 
 
@@ -168,16 +176,19 @@ class Plan:
         """
         return len(self.cells) * sum(self.questions(task) for task in self.tasks)
 
-    @property
-    def hours(self) -> float:
-        """An estimate: hours on one H200 in eager transformers, one question at a time."""
-        one, milliseconds = self.setup, 0.0
+    def hours(self, gpu: str = "H200") -> float:
+        """An estimate: hours on one GPU of `reproduction_time.GPUS`, eager transformers, one question at a time.
+
+        >>> plan = make_plan("significance")
+        >>> plan.hours("H200") == plan.hours("H100") < plan.hours("A100")
+        True
+        """
+        seconds = 0.0
         for cell in self.cells:
-            first = one.first[0] if cell.method is None else one.first[1]
             for task in self.tasks:
-                more = max(0, self.benchmark(task).tokens - 1) * one.step
-                milliseconds += one.scale * self.questions(task) * (first + more)
-        return milliseconds / 3.6e6
+                tokens, pruned = self.benchmark(task).tokens, cell.method is not None
+                seconds += self.questions(task) * answer_seconds(self.setup.timed_as, gpu, tokens, pruned=pruned)
+        return self.setup.scale * seconds / 3600
 
 
 def published_method(name: str, row: str, keep: float) -> Method | None:

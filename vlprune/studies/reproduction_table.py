@@ -38,10 +38,10 @@ def column_score(plan: Plan, column: str, metrics: Mapping[str, float], samples:
     """The score of a column, from lmms-eval's metrics and logged samples of its task."""
     benchmark = plan.benchmark(column)
     metric = benchmark.metrics[0]
-    if benchmark.part_of is not None:
-        own = [sample for sample in samples if PARTS[column](sample["doc"])]
+    if benchmark.part_of is not None or benchmark.by_sample:
+        own = [sample for sample in samples if benchmark.by_sample or PARTS[column](sample["doc"])]
         found = [one for one in (sample_score(sample, metric) for sample in own) if one is not None]
-        return Score(100 * sum(found) / max(1, len(found)), _half(found, 100))
+        return Score(benchmark.factor * sum(found) / max(1, len(found)), _half(found, benchmark.factor))
     values = [metrics[name] for name in benchmark.metrics]
     value = benchmark.factor * (sum(values) if benchmark.adds_up else sum(values) / len(values))
     if column == "mme":
@@ -127,7 +127,19 @@ def beside_paper_table(plan: Plan, scores: Mapping[str, Mapping[str, Score]]) ->
         cells += [_side_by_side(mean, printed.get("mean")), _side_by_side(relative, printed.get("relative"))]
         rows.append([cell.row, f"{cell.keep:g}", *cells])
     titles = [plan.paper.columns.get(column, column) for column in columns]
-    return ResultTable(f"{plan.name}, beside the paper", ["method", "keep", *titles, "mean", "relative"], rows, NOTE)
+    titles += ["mean", "relative"]
+    return ResultTable(f"{plan.name}, beside the paper", ["method", "keep", *titles], rows, NOTE + _splits_note(plan))
+
+
+def _splits_note(plan: Plan) -> str:
+    """Which columns are of another split than the paper's, in a sentence; empty if none is."""
+    other = {plan.paper.columns.get(one, one): plan.benchmark(one).paper_split for one in plan.columns}
+    said = ", ".join(f"{title} of {split}" for title, split in other.items() if split)
+    return (
+        f" The paper has {said}; here it is the validation split, as the other's answers are not public."
+        if said
+        else ""
+    )
 
 
 def _paper_values(plan: Plan, cell: Cell, columns: Sequence[str]) -> dict[str, float]:

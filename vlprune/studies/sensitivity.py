@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vlprune.evaluation.accuracy import INTERVALS_NOTE, accuracy_cells, score_answers
+from vlprune.evaluation.accuracy import INTERVALS_NOTE, accuracy_cells, percent_interval, score_answers
 from vlprune.evaluation.answers import Evaluation
+from vlprune.evaluation.plots import plot_rows
 from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.methods import Method, Script
@@ -57,17 +58,13 @@ def _table(keep: int | float, scores: Mapping[str, Any]) -> ResultTable:
 
 
 def _figure(evaluation: Evaluation, scores: Mapping[str, Any]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    for axes, (name, values) in zip(figure.subplots(1, len(VALUES), sharey=True), VALUES.items()):
-        for keep in evaluation.keep:
-            found = [scores[_cell(name, value, keep)] for value in values]
-            means = [100 * one["accuracy"] for one in found]
-            ends = [[abs(mean - 100 * one["interval"][i]) for mean, one in zip(means, found)] for i in (0, 1)]
-            axes.errorbar([str(value) for value in values], means, ends, marker="o", capsize=3, label=f"keep {keep}")
-        axes.set(xlabel=name)
-        axes.grid(alpha=0.25)
-    figure.axes[0].set_ylabel("right answers, %")
-    figure.axes[0].legend(fontsize=8)
-    return figure
+    rows = {}
+    for name, values in VALUES.items():
+        for value in values:
+            text = f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            found = {f"keep {keep}": percent_interval(scores[_cell(name, value, keep)]) for keep in evaluation.keep}
+            rows[text + " (the paper's)" * _is_default(name, value)] = found
+    across = {f"keep {keep}": 100 * scores[f"defaults@{keep}"]["accuracy"] for keep in evaluation.keep}
+    note = "Dashed: the paper's settings. Bars are 95 % intervals"
+    title = "Script with one setting changed at a time"
+    return plot_rows(rows, x="right answers, %", title=title, note=note, across=across)

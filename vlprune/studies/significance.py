@@ -10,6 +10,7 @@ from typing import Any
 from vlprune.errors import UserError
 from vlprune.evaluation.accuracy import outcomes, percent
 from vlprune.evaluation.answers import AnswerLine, Evaluation, share_right
+from vlprune.evaluation.plots import plot_rows
 from vlprune.evaluation.questions import ImageQuestion, pocket_questions
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import (
@@ -119,20 +120,16 @@ def _row(name: str, one: Any) -> list[str]:
 
 
 def _figure(data: Any) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 0.8 + 0.3 * sum(map(len, data.values()))), layout="constrained")
-    axes = figure.subplots()
-    labels: list[str] = []
+    rows: dict[str, dict[str, Any]] = {}
+    differences: dict[str, list[float]] = {}
     for keep, found in data.items():
-        for name, one in sorted(found.items(), key=lambda pair: pair[1]["difference"]):
+        for name, one in found.items():
             if name != "script":
-                middle, (low, high) = one["difference"], one["difference_interval"]
-                spread = [[max(0, 100 * (middle - low))], [max(0, 100 * (high - middle))]]
-                axes.errorbar(100 * middle, len(labels), xerr=spread, marker="o", capsize=3, color="tab:blue")
-                labels.append(f"{name}, {keep}")
-    axes.axvline(0, color="grey", linestyle="--")
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set(xlabel="Script's right answers less the method's, percentage points, with 95 % intervals")
-    axes.set(title="Script against every method", ylabel="method, tokens kept")
-    return figure
+                ends = (100 * end for end in one["difference_interval"])
+                rows.setdefault(name, {})[f"keep {keep}"] = (100 * one["difference"], *ends)
+                differences.setdefault(name, []).append(one["difference"])
+    ordered = {name: rows[name] for name in sorted(rows, key=lambda name: -mean(differences[name]))}
+    x = "Script's right answers less the method's, percentage points"
+    note = "Right of the dashed line Script is ahead, left of it the other. Bars are 95 % intervals"
+    title = "Script against every other method"
+    return plot_rows(ordered, x=x, title=title, note=note, across={"no difference": 0.0}, percentages=False)

@@ -16,7 +16,7 @@ from vlprune.evaluation.result import ResultTable, StudyResult
 NEEDS, QUESTIONS, KEEP = "images", (100, 8), ()
 TAUS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 SHOWN = (0.1, 0.3, 0.5, 0.7, 0.9)
-PICTURES = 6
+PICTURES = 4
 COLUMNS = ["τ", "redundant", "with an edge", "edges a token"]
 NOTE = (
     "{} images. Redundant: the mean cosine to the tokens around is τ or more, as in the paper's figure. Edges: in "
@@ -95,4 +95,4 @@ def _panels(one: ImageTokens, near: Tensor) -> list[tuple[str, Any]]:
     grid = near.reshape(one.grid).numpy()
     masks = [(f"τ = {tau}: {100 * (grid >= tau).mean():.0f} %", grid >= tau) for tau in SHOWN]
     picture = np.asarray(one.question.image())
-    return [(f"image {one.question.image_name}", picture), ("mean cosine, red is high", grid), *masks]
+    return [(f"image {one.question.image_name}", picture), ("mean cosine, bright is high", grid), *masks]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
 from vlprune.evaluation.compare import MethodResult
 from vlprune.measure.format import format_amount, format_milliseconds
 from vlprune.studio.explain import Step
 from vlprune.studio.session import TokenPair
 
+ASSETS = Path(__file__).parent / "assets"
 ROWS = ("visual tokens", "KV cache", "LLM FLOPs", "selection", "prefill", "decode", "all but vision")
 
 
@@ -118,3 +121,16 @@ def heading_anchor(heading: str) -> str:
     'method-1'
     """
     return f"method-{heading.partition('.')[0]}"
+
+
+def method_text() -> str:
+    """The first four sections of docs/method.md, which are Script's steps, with an anchor at each.
+
+    >>> method_text().count('id="method-')
+    4
+    """
+    places = (ASSETS / "method.md", Path(__file__).parents[2] / "docs" / "method.md")  # of a wheel, of a checkout
+    found = next(place.read_text(encoding="utf-8") for place in places if place.is_file())
+    found = found.partition("\n## 5.")[0]
+    found = re.sub(r"(?m)^## (\d+)\. (.*)$", r'<h2 id="method-\1">\1. \2</h2>\n', found)
+    return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", found)  # other files are not on the page

@@ -18,13 +18,13 @@ from vlprune.errors import MethodError, UserError
 from vlprune.evaluation.load_model import LoadedModel
 from vlprune.media.video import VIDEO_ENDINGS
 from vlprune.methods import list_methods
+from vlprune.show.style import line_looks
 from vlprune.studio.canvas import EMPTY, OVERLAYS
 from vlprune.studio.examples import Example
-from vlprune.studio.fragments import pair_html
+from vlprune.studio.fragments import ASSETS, method_text, pair_html
 from vlprune.studio.runs import read_accuracy
 from vlprune.studio.visit import Asked, ParseMethod, Visit
 
-ASSETS = Path(__file__).parent / "assets"
 COMPARED_FIRST = ("script", "script_plus", "cdpruner", "random")
 DEFAULT_KEEP = 64
 STARTS_WITH = "There is no image yet."
@@ -191,6 +191,7 @@ def _choose(visit: Visit, question: str, method: str, keep: int) -> list[Any]:
     """Choose tokens anew."""
     if not visit.has_image:
         return [gr.skip()] * 5
+    known = visit.overlays
     try:
         look = visit.select(Asked(question, method, int(keep)))
     except PUT_RIGHT as error:
@@ -198,7 +199,8 @@ def _choose(visit: Visit, question: str, method: str, keep: int) -> list[Any]:
     return [
         look.canvas,
         look.sentence,
-        gr.update(choices=look.overlays, value=look.overlay),
+        # where the same can be shown, the page may know of a later click than we do
+        gr.skip() if look.overlays == known else gr.update(choices=look.overlays, value=look.overlay),
         gr.update(maximum=max(1, look.choices), value=look.choices, interactive=look.choices > 0),
         gr.update(maximum=look.tokens),
     ]
@@ -259,19 +261,8 @@ def _explain_tab(on: _Controls) -> None:
         button = gr.Button("Explain", variant="primary")
         steps = gr.HTML(elem_id="steps")
         button.click(**_event(Visit.explain, [on.visit], [steps]))
-        text = method_text()
-        if text:
-            with gr.Accordion("The method, from docs/method.md", open=True):
-                gr.Markdown(text, sanitize_html=False)
-
-
-def method_text() -> str:
-    """The first four sections of docs/method.md, with anchors; empty where it did not come with the package."""
-    places = (ASSETS / "method.md", Path(__file__).parents[2] / "docs" / "method.md")
-    found = next((place.read_text(encoding="utf-8") for place in places if place.is_file()), "")
-    found = found.partition("\n## 5.")[0]  # the steps are sections 1 to 4
-    found = re.sub(r"(?m)^## (\d+)\. (.*)$", r'<h2 id="method-\1">\1. \2</h2>\n', found)
-    return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", found)  # other files are not on the page
+        with gr.Accordion("The method, from docs/method.md", open=True):
+            gr.Markdown(method_text(), sanitize_html=False)
 
 
 def _take_away_tab(on: _Controls) -> None:
@@ -313,4 +304,7 @@ def _plot_run(path: str | None) -> Any:
     import pandas
 
     points = read_accuracy(path)
-    return gr.update(value=pandas.DataFrame([point._asdict() for point in points]), visible=True)
+    looks = line_looks(list(dict.fromkeys(point.method for point in points)))
+    colors = {name: look["color"] for name, look in looks.items()}
+    table = pandas.DataFrame([point._asdict() for point in points])
+    return gr.update(value=table, color_map=colors, visible=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vlprune.errors import UserError
 from vlprune.evaluation.load_model import LoadedModel, with_loaded_clip
 from vlprune.studio.examples import draw_examples
+from vlprune.studio.fragments import ASSETS
 
 if TYPE_CHECKING:
     from vlprune.studio.visit import ParseMethod
@@ -52,8 +53,6 @@ class Server:
         self.url = self._launch(port, browser)
 
     def _launch(self, port: int | None, browser: bool) -> str:
-        from vlprune.studio.page import ASSETS
-
         settings: dict[str, Any] = {
             "server_name": HOST,
             "share": False,

@@ -65,6 +65,7 @@ class Visit:
         self._picked: list[int] = []
         self._answer: str | None = None
         self._overlay = "kept"
+        self.overlays: list[str] = []  # the maps that can be shown
 
     def __deepcopy__(self, memo: object) -> Visit:
         """A visit that has seen nothing yet: gradio gives each tab a copy of the first one."""
@@ -102,7 +103,7 @@ class Visit:
         if self._choice is None:
             return Look(EMPTY, "", "kept", ["kept"], 0, 0)
         record = self._record
-        overlays = available_overlays(record)
+        self.overlays = overlays = available_overlays(record)
         self._overlay = shown = overlay if overlay in overlays else "kept"
         choices = 0 if record.order is None else len(record.order)
         canvas = draw_canvas(self._choice.background, record, shown, step if step != choices else None, self._picked)

@@ -76,13 +76,16 @@ def test_pruned_answers_are_those_of_attach(tasks, pocket, pruned):
         assert answers[task] == expected
 
 
-def test_a_batch_of_eight_answers_as_a_batch_of_one(tasks, pruned):
-    few = {"method": "uniform_grid", "keep": 64}
+def test_a_batch_of_eight_answers_as_a_batch_of_one(tasks, pruned, monkeypatch):
+    """CLIP's text tower rounds a question otherwise among others, which may decide between tokens as good as equal: for
+    selection to have equal inputs, questions are embedded one by one here."""
+    from vlprune.pruning.dual_encoder import DualEncoder
+
+    few = {"method": "divprune", "keep": 64}
     assert run(tasks, TASKS, **few, batch_size=8)[1] == run(tasks, TASKS, **few, batch_size=1)[1]
-    _, answers = run(tasks, TASKS, method="script", keep=32, batch_size=8)
-    # plain backgrounds are ties, which the last bit of a feature decides, and that depends on the batch
-    same = [one == other for task in TASKS for one, other in zip(answers[task], pruned[1][task])]
-    assert sum(same) >= 0.95 * len(same)
+    embed = DualEncoder.text
+    monkeypatch.setattr(DualEncoder, "text", lambda self, texts: torch.cat([embed(self, [text]) for text in texts]))
+    assert run(tasks, TASKS, method="script", keep=32, batch_size=8)[1] == pruned[1]
 
 
 def test_likelihoods(tasks, pocket):

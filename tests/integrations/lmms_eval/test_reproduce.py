@@ -58,10 +58,35 @@ def test_the_table(whole):
     assert data["skipped"] == {"all tokens": 0, "divprune@64": 0}
 
 
+def test_efficiency_has_f1_and_costs(words, tmp_path):
+    task_folder = words[words.index("--task-folder") + 1]
+    few = [
+        "--model",
+        "pocket",
+        "--methods",
+        "divprune",
+        "--device",
+        "cpu",
+        "--limit",
+        "8",
+        "--task-folder",
+        task_folder,
+    ]
+    (scores, costs, *_), data, _ = run(["reproduce", "efficiency", *few], tmp_path / "costs")
+    assert [row[0] for row in scores["rows"]] == ["all tokens", "divprune"]
+    assert [row[0] for row in costs["rows"]] == ["all tokens", "  paper", "divprune", "  paper"]
+    ours, paper = (dict(zip(costs["columns"], row)) for row in costs["rows"][2:])
+    assert paper["prefill ms"] == "38 (6.6×)"
+    assert float(ours["right"]) == pytest.approx(data["scores"]["divprune@320"]["pope"]["value"], abs=0.06)
+    assert data["costs"]["rows"][1]["visual_tokens"] == 64
+    assert data["costs"]["rows"][1]["kv_bytes"] < data["costs"]["rows"][0]["kv_bytes"]
+
+
 def start(words, folder):
     """The command in a process of its own."""
     command = [sys.executable, "-m", "vlprune", *words, "--out", str(folder)]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    threads = {"OMP_NUM_THREADS": "1"} if "--gpus" in words else {}  # for two processes on two cores
+    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": ":".join(sys.path), **threads})
 
 
 def test_a_killed_run_goes_on(words, whole, tmp_path):
@@ -91,3 +116,16 @@ def test_two_processes_share_the_questions(words, whole, tmp_path):
     assert {cell: set(found) for cell, found in answers.items()} == {cell: set(one) for cell, one in whole[2].items()}
     assert tables[0]["columns"] == whole[0][0]["columns"]
     assert data["scores"]["all tokens"] == whole[1]["scores"]["all tokens"]
+
+
+def test_a_method_that_cannot_run_is_left_out_by_all_processes(words, tmp_path):
+    """FastV, which cannot come down to 48 tokens on average over so few layers."""
+    task_folder = words[words.index("--task-folder") + 1]
+    few = ["--model", "pocket", "--methods", "fastv", "--keep", "48", "--tasks", "pope", "--limit", "4"]
+    few += ["--device", "cpu", "--task-folder", task_folder, "--gpus", "2"]
+    assert start(["reproduce", "llava-1.5-7b", *few], tmp_path / "refused").wait(timeout=900) == 0
+    tables, _, _ = result_of(tmp_path / "refused")
+    assert [row[0] for row in tables[0]["rows"]] == ["all tokens"]
+    (refused,) = [one["rows"] for one in tables if one["title"] == "Could not run"]
+    assert refused[0][0] == "fastv@48"
+    assert "fastv cannot go below 96.8 for 576 tokens in an LLM of 6 layers" in refused[0][1]

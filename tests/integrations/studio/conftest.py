@@ -35,7 +35,8 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        camera = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        opened = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", *camera])
         yield opened
         opened.close()
 

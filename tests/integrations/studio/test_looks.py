@@ -30,6 +30,12 @@ NAMELESS = """() => [...document.querySelectorAll(
                    || one.innerText || (one.labels && one.labels.length)))
   .map(one => one.outerHTML.slice(0, 120))"""
 
+#: Parts of our tables with a rule at their left or right.
+VERTICAL_RULES = """() => [...document.querySelectorAll('.vlp-wide table, .vlp-wide table *')].filter(one => {
+  const style = getComputedStyle(one);
+  return parseFloat(style.borderLeftWidth) || parseFloat(style.borderRightWidth);
+}).map(one => one.tagName)"""
+
 
 def open_panel(tab, name):
     """Open a tab of the page, also where it is hidden behind "more tabs"."""
@@ -48,6 +54,7 @@ def test_nothing_overflows(open_tab, screenshots, width, scheme):
     wait_for_count(tab, 64)
     tab.get_by_label("order of choice", exact=True).check()
     tab.wait_for_selector("#tokens figure.map")
+    tab.locator("#tokens" if width < 500 else "h1").first.evaluate("one => one.scrollIntoView()")
     tab.screenshot(path=screenshots / f"look-{width}-{scheme}.png")
     for name, button in TABS.items():
         open_panel(tab, name)
@@ -56,6 +63,7 @@ def test_nothing_overflows(open_tab, screenshots, width, scheme):
         tab.wait_for_timeout(300)
         assert tab.evaluate(OVERFLOWING) == [False, []], name
         assert tab.evaluate(NAMELESS) == [], name
+        assert tab.evaluate(VERTICAL_RULES) == [], name
         place = screenshots / f"{name.lower().replace(' ', '-')}-{width}-{scheme}.png"
         tab.screenshot(path=place, full_page=True)
 

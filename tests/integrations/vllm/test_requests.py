@@ -5,22 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integrations.vllm import checkpoints, engine
+from tests.integrations.vllm import engine
 from tests.integrations.vllm.checkpoints import picture, question
 from tests.integrations.vllm.engine import Ask
 from vlprune import Script
 
 METHOD = Script(keep=9)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return checkpoints.save("llava", tmp_path_factory.mktemp("checkpoints") / "llava")
-
-
-@pytest.fixture(scope="module")
-def processor(folder):
-    return checkpoints.reference(folder)[1]
 
 
 @pytest.fixture(scope="module")

@@ -6,18 +6,13 @@ import openai
 import pytest
 from PIL import Image
 
-from tests.integrations.vllm import checkpoints, engine, server
+from tests.integrations.vllm import engine, server
 from tests.integrations.vllm.checkpoints import picture, question
 from tests.integrations.vllm.engine import NEW_TOKENS, Ask
 from vlprune import Script
 
 METHOD = Script(keep=6)
 SETTINGS = {"method": "script", "keep": 6}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return checkpoints.save("llava", tmp_path_factory.mktemp("checkpoints") / "llava")
 
 
 @pytest.fixture(scope="module")

@@ -85,3 +85,21 @@ def test_without_a_mask(case, model):
         batch.pop("attention_mask")
         assert torch.equal(model(**batch).logits, told)
         assert torch.equal(model(**batch, use_cache=False).logits, told)
+
+
+@on_llava
+@over_methods
+def test_keys_that_the_cache_holds_are_not_computed_again(case, model, name):
+    method = METHODS[name][0]
+    batch = case.batch(case.samples("single"))
+    again = 3 if name == "pyramiddrop" else 0  # it goes by the layers behind its three cuts, which have not run yet
+    calls = []
+    hooks = [
+        layer.self_attn.k_proj.register_forward_hook(lambda *_: calls.append(1)) for layer in model.get_decoder().layers
+    ]
+    with attach(model, method), torch.no_grad():
+        cached = model(**batch, use_cache=True).logits
+        assert len(calls) == len(hooks) + again
+        assert torch.equal(model(**batch, use_cache=False).logits, cached)
+    for hook in hooks:
+        hook.remove()

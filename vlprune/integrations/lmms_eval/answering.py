@@ -13,7 +13,7 @@ from vlprune.integrations.lmms_eval.answerer import Answerer
 from vlprune.integrations.lmms_eval.samples import Request, Sample
 
 BATCHES_PER_BLOCK = 16  # whose samples are sorted by length: near ones may share an image, whose features are cached
-MANY_SKIPPED = 32  # samples in a row from the first on: then it is no fault of single samples
+MANY_SKIPPED = 32  # samples in a row: then it is no fault of single samples, but of the disk, the GPU or the data
 
 
 class Skipped(NamedTuple):
@@ -29,8 +29,9 @@ class Answering:
 
     `tasks` are the datasets of lmms-eval. What `file` holds is not asked again, and what is asked is added to it.
     `share` is (i, n) for a process that answers only every n-th request, from the i-th on: the others have the answer
-    "". A sample that cannot be read or asked is `skipped`, and has the answer "" too; where nothing at all can be
-    answered, the error is raised. `tick(count)` is called as requests are answered.
+    "". A sample that cannot be read or asked is `skipped`, whatever the error, and has the answer "" too; where nothing
+    at all can be answered, or `MANY_SKIPPED` in a row cannot, the error is raised. `tick(count)` is called as requests
+    are answered.
     """
 
     answerer: Answerer
@@ -40,7 +41,7 @@ class Answering:
     share: tuple[int, int] = (0, 1)
     tick: Callable[[int], None] = lambda count: None
     skipped: list[Skipped] = field(default_factory=list)
-    _asked: int = 0  # requests that were answered here
+    _failures: dict[str, int] = field(default_factory=dict)  # in a row, of the step "read" and of "ask"
     _error: Exception | None = None  # of the sample that was skipped last
 
     def generate(self, requests: Sequence[Request]) -> list[str]:
@@ -56,7 +57,7 @@ class Answering:
         """The log-probability of each continuation, and whether it is what greedy decoding says."""
         found = self._known(requests)
         for request in self._own(requests, found):
-            self._guarded(request, partial(self._weigh, request, found))
+            self._guarded("ask", request, partial(self._weigh, request, found))
         self._raise_if_nothing(found)
         nothing = {"answer": (float("-inf"), False)}
         answers = [found.get(request.key, nothing)["answer"] for request in requests]
@@ -84,7 +85,7 @@ class Answering:
             alike.setdefault((options, len(sample.images), len(sample.videos)), []).append((request, sample))
 
         for request in block:
-            self._guarded(request, partial(read, request))
+            self._guarded("read", request, partial(read, request))
         for rows in alike.values():
             rows.sort(key=lambda row: -len(row[0].text))
             for start in range(0, len(rows), self.batch_size):
@@ -104,10 +105,10 @@ class Answering:
             try:
                 ask(batch)
                 return found
-            except Exception:
-                pass  # which of them it was shows when they are asked alone
+            except Exception:  # too long for the memory together, or one is broken: it shows when they are asked alone
+                pass
         for row in batch:
-            self._guarded(row[0], partial(ask, [row]))
+            self._guarded("ask", row[0], partial(ask, [row]))
         return found
 
     def _weigh(self, request: Request, found: dict[str, dict[str, Any]]) -> None:
@@ -120,17 +121,19 @@ class Answering:
     def _save(self, lines: Mapping[str, dict[str, Any]]) -> None:
         if self.file is not None:
             self.file.append(lines.values())
-        self._asked += len(lines)
+        self._failures["ask"] = 0
         self.tick(len(lines))
 
-    def _guarded(self, request: Request, act: Callable[[], None]) -> None:
-        """Do something about a request; if it fails, note why and go on."""
+    def _guarded(self, step: str, request: Request, act: Callable[[], None]) -> None:
+        """Do a step ("read" or "ask") of a request; if it fails, note why and go on."""
         try:
             act()
-        except Exception as error:
+            self._failures[step] = 0
+        except Exception as error:  # of PIL, PyAV, a processor or a model: what a broken file raises is not known
             self.skipped.append(Skipped(request.key, f"{type(error).__name__}: {' '.join(str(error).split())}"))
             self._error = error
-            if self._asked == 0 and len(self.skipped) >= MANY_SKIPPED:
+            self._failures[step] = self._failures.get(step, 0) + 1
+            if self._failures[step] >= MANY_SKIPPED:
                 raise
 
     def _raise_if_nothing(self, found: Mapping[str, Any]) -> None:

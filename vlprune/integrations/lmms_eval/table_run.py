@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,9 +76,11 @@ class TableRun:
         """The scores of a method whose answers are all there, by task but for the `unscored`; a group is one task."""
         from lmms_eval.evaluator import evaluate
 
-        told = SimpleNamespace(process_with_media=False, output_path=str(self.folder), reasoning_tags=None)
         found = {}
         known = AnswerFile(self._file(cell)).known
+        told = SimpleNamespace(
+            process_with_media=False, output_path=self._scores_folder(cell, known), reasoning_tags=None
+        )
         told_of = {one.key for one in self.skipped.setdefault(cell, [])}
         missing = {one.key for requests in self._requests.values() for one in requests} - {*known, *told_of}
         self.skipped[cell] += [
@@ -97,6 +101,12 @@ class TableRun:
     def _file(self, cell: str) -> Path:
         return self.folder / "answers" / cell.replace(" ", "_")
 
+    def _scores_folder(self, cell: str, known: Mapping[str, Any]) -> str:
+        """Where tasks write; some read there what a judge said before, so it belongs to these answers only."""
+        said = json.dumps(sorted((key, line["answer"]) for key, line in known.items()))
+        mark = hashlib.blake2b(said.encode(), digest_size=4).hexdigest()
+        return str(self.folder / "scores" / f"{cell.replace(' ', '_')}-{mark}")
+
     @contextmanager
     def _answering(self, cell: str, method: Method | None) -> Iterator[Answering]:
         """The model with a method attached, and the file of its answers."""
@@ -114,6 +124,7 @@ class TableRun:
 
 def load_tasks(names: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
     """The tasks of lmms-eval by name, with their data; a group is a dictionary of its own."""
+    os.environ.setdefault("LOGURU_LEVEL", "WARNING")  # lmms-eval's logger: else it tells of every file that it reads
     try:
         from lmms_eval.tasks import TaskManager, get_task_dict
     except ImportError as error:
@@ -124,9 +135,18 @@ def load_tasks(names: Sequence[str], folder: Path | None = None) -> dict[str, An
     if missing:
         where = f"{folder} has" if folder is not None else "lmms-eval has"
         raise UserError(f"--tasks {','.join(missing)}: {where} no such task.")
-    tasks = {name: get_task_dict([name], manager, "chat") for name in names}
+    tasks = {}
+    for name in names:
+        try:
+            tasks[name] = get_task_dict([name], manager, "chat")
+        except Exception as error:  # of the network, the hub, a parser or the task's own code, after several attempts
+            cause = error.__cause__ or error
+            said = (str(cause).strip().splitlines() or [""])[0]
+            raise UserError(f"--tasks {name}: its data cannot be loaded ({type(cause).__name__}: {said}).") from error
     found = {name: one[name] if list(one) == [name] else one for name, one in tasks.items()}
-    for _, task in _leaves(found):
+    for name, task in _leaves(found):
+        if task.OUTPUT_TYPE != "generate_until":
+            raise UserError(f"--tasks {name}: its output_type is {task.OUTPUT_TYPE}; a table needs generate_until.")
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
         task.set_fewshot_seed(seed=1234)
@@ -163,11 +183,12 @@ def _known_answers(known: Mapping[str, Mapping[str, Any]]) -> Any:
             keys = [Request.of(instance, simple=False).key for instance in requests]
             return [known.get(key, {}).get("answer", "") for key in keys]
 
+        # lmms-eval wants all three defined; `load_tasks` refuses tasks that would call these two
         def loglikelihood(self, requests: Sequence[Any]) -> Any:
-            raise NotImplementedError("no benchmark of the paper compares likelihoods.")
+            raise NotImplementedError
 
         def generate_until_multi_round(self, requests: Sequence[Any]) -> Any:
-            raise NotImplementedError("no benchmark of the paper has several rounds.")
+            raise NotImplementedError
 
     os.environ.setdefault("TQDM_DISABLE", "1")  # scoring takes no time that a bar would be for
     return KnownAnswers()

@@ -206,7 +206,7 @@ class TokenChooser:
 
     def _load_dual_encoder(self) -> DualEncoder:
         if self._dual is None:
-            device = next(self._model.parameters()).device
-            like = SimpleNamespace(config=self._model.config, dtype=self._dtype, device=device)
+            table = SimpleNamespace(weight=next(self._model.parameters()))  # vLLM's is not where transformers has it
+            like = SimpleNamespace(config=self._model.config, dtype=self._dtype, get_input_embeddings=lambda: table)
             self._dual = load_dual_encoder(self._settings.dual_encoder, like, None)
         return self._dual

@@ -1,0 +1,259 @@
+"""Faults on purpose: errors at every step of a call, and runs that are killed at random moments and started again.
+
+    python benchmarks/faults.py steps                        # Ctrl-C and out of memory at every step of our own code
+    python benchmarks/faults.py kill --kills 200             # SIGKILL
+    python benchmarks/faults.py kill --kills 50 --signal INT # Ctrl-C: exit code 130 and one line
+
+`steps` attaches a pruner to the pocket model and raises an error where the n-th function of vlprune is entered, for
+every n of a `generate` and of a direct call; after each, the same call must give what it gave before. `kill` runs
+`vlprune eval` and `vlprune study` in child processes and ends them, half of the time after a random time, and half
+where they touch a file of the run's folder for the n-th time; each folder is then gone on with until it is whole. Its
+answers must be those of a run that nobody disturbed, each once, and every file that has a whole file's name must be
+whole. Both print what they did, and exit with 1 if anything differed.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import vlprune
+
+PACKAGE = str(Path(vlprune.__file__).parent)
+
+
+# --- errors at every step ---
+
+
+def is_step(frame: Any) -> bool:
+    """Whether a frame is a function of vlprune; in generator expressions, which end unseen, errors are lost."""
+    return frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name != "<genexpr>"
+
+
+def count_steps(call: Callable[[], Any]) -> int:
+    """How many functions of vlprune a call enters."""
+    seen = 0
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal seen
+        seen += event == "call" and is_step(frame)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def raised_at(step: int, error: type[BaseException], call: Callable[[], Any]) -> bool:
+    """Whether `error`, raised where the call enters the step-th function of vlprune, ended the call."""
+    left = step
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal left
+        if event == "call" and is_step(frame):
+            left -= 1
+            if left == 0:
+                raise error(f"step {step}")
+
+    sys.setprofile(profile)
+    try:
+        call()
+    except error:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def steps_campaign(stride: int) -> int:
+    """Raise errors at every `stride`-th step of a generate and of a direct call; the number of wrong outcomes."""
+    import torch
+
+    from vlprune import FastV, Script, VisionZip, attach, pocket
+
+    torch.set_num_threads(1)
+    model, processor, clip = pocket.load()
+    image = torch.randint(0, 256, (3, 192, 192), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    inputs = processor(images=image, text="USER: <image> is there a red star? ASSISTANT:", return_tensors="pt")
+    calls: dict[str, Callable[[], Any]] = {
+        "generate": lambda: model.generate(**inputs, max_new_tokens=2, do_sample=False),
+        "forward": lambda: model(**inputs).logits,
+    }
+    wrong = 0
+    for method in (Script(keep=16), VisionZip(keep=16), FastV(keep=64)):
+        encoder = clip if method.name == "script" else None
+        for name, call in calls.items():
+            for error in (KeyboardInterrupt, torch.OutOfMemoryError):
+                with torch.no_grad():
+                    plain = call()
+                    with attach(model, method, processor=processor, dual_encoder=encoder, cache_bytes=0):
+                        expected, total = call(), count_steps(call)
+                        raised = differed = 0
+                        for step in range(1, total + 1, stride):
+                            raised += raised_at(step, error, call)
+                            differed += not torch.equal(call(), expected)
+                    differed += not torch.equal(call(), plain)
+                wrong += differed
+                print(f"{method.name}, {name}, {error.__name__}: {raised} errors in {total} steps, {differed} wrong")
+    return wrong
+
+
+# --- runs that are killed ---
+
+COMMANDS = {
+    "eval": ["eval", "--questions", "2", "--methods", "script,random", "--keep", "64,16", "--batch", "4"],
+    "study": ["study", "overlap", "--questions", "2", "--small", "--batch", "4"],
+}
+
+
+def run_child(words: list[str], folder: Path, after: float | None, touches: int | None, end: int) -> tuple[int, str]:
+    """Run the program in a child, which ends itself by the signal `end` after so many seconds, or touches of a file.
+
+    Returns its wait status and what it wrote to the standard error.
+    """
+    said = folder.parent / "stderr"
+    child = os.fork()
+    if child:
+        if after is not None:
+            time.sleep(after)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, end)
+        return os.waitpid(child, 0)[1], said.read_text(errors="replace")
+    code = 70
+    try:
+        quiet, errors = os.open(os.devnull, os.O_WRONLY), os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(quiet, 1)
+        os.dup2(errors, 2)
+        if touches is not None:
+            left = touches
+
+            def watch(event: str, args: tuple[Any, ...]) -> None:
+                nonlocal left
+                if event in ("open", "os.rename", "os.mkdir", "os.remove") and str(args[0]).startswith(str(folder)):
+                    left -= 1
+                    if left == 0:
+                        os.kill(os.getpid(), end)
+
+            sys.addaudithook(watch)
+        from vlprune.cli.app import main
+
+        main([*words, "--out", str(folder)])
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    finally:
+        os._exit(code)
+
+
+def answers_of(folder: Path) -> dict[str, list[str]]:
+    """The lines of every file of answers, sorted."""
+    return {path.name: sorted(path.read_text().splitlines()) for path in sorted((folder / "answers").glob("*.jsonl"))}
+
+
+def broken_files(folder: Path) -> list[str]:
+    """Files that have a whole file's name and are not whole; a last line that was cut off is not counted as one."""
+    found = []
+    for path in folder.rglob("*.json"):
+        if not path.name.startswith("."):
+            try:
+                json.loads(path.read_text())
+            except ValueError:
+                found.append(path.name)
+    for path in folder.rglob("*.jsonl"):
+        for line in path.read_text().split("\n")[:-1]:
+            try:
+                json.loads(line)
+            except ValueError:
+                found.append(path.name)
+    return found
+
+
+def kill_campaign(name: str, kills: int, end: int, seed: int, place: Path) -> int:
+    """Kill the runs of one command so many times; the number of wrong outcomes."""
+    words, drawn = COMMANDS[name], random.Random(seed)
+    calm = place / "calm"
+    begun = time.time()
+    status, said = run_child(words, calm, None, None, end)
+    if status != 0:
+        raise SystemExit(f"{name} failed undisturbed: {said}")
+    seconds, expected = time.time() - begun, answers_of(calm)
+    total = sum(map(len, expected.values()))
+    done = wrong = folders = at_files = 0
+    while done < kills:
+        folder, folders = place / f"run-{folders}", folders + 1
+        while True:
+            by_files = drawn.random() < 0.5
+            last = done >= kills
+            after = None if by_files or last else drawn.uniform(0, seconds)
+            touches = drawn.randint(1, 30) if by_files and not last else None
+            status, said = run_child(words, folder, after, touches, end)
+            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+                break
+            done, at_files = done + 1, at_files + by_files
+            broken = broken_files(folder) if folder.exists() else []
+            expected_end = (
+                os.WIFSIGNALED(status)
+                if end == signal.SIGKILL
+                else os.WIFEXITED(status) and os.WEXITSTATUS(status) == 130 and "Traceback" not in said
+            )
+            if broken or not expected_end:
+                wrong += 1
+                print(f"{name}: status {status}, broken files {broken}, it said: {said[-600:]}", flush=True)
+                if wrong > 5:
+                    return wrong
+                if not expected_end:
+                    break
+        if answers_of(folder) != expected or not (folder / "result.json").is_file():
+            wrong += 1
+            print(f"{name}: the answers in {folder} are not those of an undisturbed run", flush=True)
+        else:
+            shutil.rmtree(folder)
+    print(
+        f"{name}: {done} ends by {signal.Signals(end).name} ({at_files} of them at a file), {folders} runs gone on "
+        f"with to their {total} answers each, {wrong} wrong"
+    )
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("campaign", choices=["steps", "kill"])
+    parser.add_argument("--stride", type=int, default=1, help="every so many steps")
+    parser.add_argument("--kills", type=int, default=200, help="of each command")
+    parser.add_argument("--signal", choices=["KILL", "INT"], default="KILL")
+    parser.add_argument("--commands", nargs="+", choices=sorted(COMMANDS), default=sorted(COMMANDS))
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    begun = time.time()
+    if given.campaign == "steps":
+        wrong = steps_campaign(given.stride)
+    else:
+        import torch
+
+        from vlprune import pocket
+
+        torch.set_num_threads(1)  # threads do not survive a fork
+        loaded = pocket.load()
+        pocket.load = lambda: loaded
+        end = getattr(signal, f"SIG{given.signal}")
+        with tempfile.TemporaryDirectory() as place:
+            wrong = 0
+            for name in given.commands:
+                Path(place, name).mkdir()
+                wrong += kill_campaign(name, given.kills, end, given.seed, Path(place, name))
+    print(f"seed {given.seed}, {time.time() - begun:.0f} s, {wrong} wrong")
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

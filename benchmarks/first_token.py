@@ -1,0 +1,238 @@
+"""Where the time to the first token goes: `python benchmarks/first_token.py`. Plain and pruned, eager and CUDA graphs.
+
+A call of `generate` with one new token is split at these places: before vision, vision (tower, projector and pooling),
+merge (the model's own glue around it), question, selection, before prefill, prefill, and the first sample. Two times
+of each part: the host's, and the device's from reaching its beginning to reaching its end, waits for the host
+included. Nothing is waited for in between. The floors are operations and bytes at rates measured here first: vision's,
+and the LLM's. Published architectures with random weights in bf16; LLaVA-1.5 and NeXT have CLIP's text tower attached.
+
+`--model pocket` runs on a CPU too, where host and device are one.
+"""
+
+import argparse
+import functools
+import gc
+import json
+import time
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from unittest.mock import patch
+
+import torch
+from prefill import KEEP, TEXT_TOKENS, WAYS, floor_seconds, measure_rates
+from torch.utils.flop_counter import FlopCounterMode
+
+from vlprune import Script, ScriptPlus, attach
+from vlprune.measure.architectures import build_text_tower, get_architecture
+
+QUESTION = "what is the colour of the small thing on the left of the picture?"
+#: Parts of a call by the place that ends them.
+PARTS = {
+    "vision begins": "before vision",
+    "vision ends": "vision",
+    "question begins": "merge",
+    "question ends": "question",
+    "selection begins": "merge",
+    "selection ends": "selection",
+    "prefill begins": "before prefill",
+    "prefill ends": "prefill",
+    "first token": "first sample",
+}
+
+
+class Marks:
+    """Times at named places of one call, of the host and, by events, of the device."""
+
+    def __init__(self, device):
+        self.cuda, self.found = device.type == "cuda", []
+
+    def set(self, name):
+        event = None
+        if self.cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+        self.found.append((name, time.perf_counter(), event))
+
+    def parts(self):
+        """{part: (host ms, device ms)}; a place that is passed twice ends its part each time."""
+        sums = {}
+        names = [name for name, _, _ in self.found]
+        for i in range(1, len(names)):
+            (_, start, first), (name, stop, last) = self.found[i - 1 : i + 1]
+            part = PARTS[name]
+            if name == "prefill begins" and names[i + 1 : i + 2] != ["prefill ends"]:
+                part = "merge"  # a pruner enters the decoder once before, to see what it would get
+            host = 1e3 * (stop - start)
+            device = first.elapsed_time(last) if self.cuda else host
+            known = sums.get(part, (0.0, 0.0))
+            sums[part] = known[0] + host, known[1] + device
+        return sums
+
+
+class FirstToken:
+    """A streamer that marks the first new token on the host."""
+
+    def __init__(self, marks):
+        self.marks, self.prompt = marks, True
+
+    def put(self, value):
+        if not self.prompt:
+            self.marks.set("first token")
+        self.prompt = False
+
+    def end(self):
+        pass
+
+
+def between(marks, name, function):
+    """The function, with a mark before and one after it."""
+
+    @functools.wraps(function)  # transformers looks at its parameters
+    def marked(*args, **kwargs):
+        marks.set(f"{name} begins")
+        try:
+            return function(*args, **kwargs)
+        finally:
+            marks.set(f"{name} ends")
+
+    return marked
+
+
+@contextmanager
+def marking(model, marks):
+    """Marks at all places of the calls in its `with`."""
+    from vlprune.pruning import question, shorten
+
+    decoder, base = model.get_decoder(), model.base_model
+    with ExitStack() as stack:
+        for name in ("get_image_features", "get_video_features"):
+            if hasattr(base, name):
+                stack.enter_context(patch.object(base, name, between(marks, "vision", getattr(base, name))))
+        finder = question.QuestionFinder
+        stack.enter_context(patch.object(finder, "embed", between(marks, "question", finder.embed)))
+        stack.enter_context(patch.object(shorten, "choose_tokens", between(marks, "selection", shorten.choose_tokens)))
+
+        def enter(*_):
+            marks.set("prefill begins")
+
+        def leave(*_):
+            marks.set("prefill ends")
+
+        handles = [decoder.register_forward_pre_hook(enter), model.register_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def time_parts(model, inputs, repeats):
+    """{part: (host ms, device ms)} and the whole, medians over calls that follow three which do not count."""
+    runs, totals = [], []
+    for number in range(repeats + 3):
+        marks = Marks(model.device)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+        with marking(model, marks):
+            marks.set("call")
+            model.generate(**inputs, max_new_tokens=1, do_sample=False, streamer=FirstToken(marks))
+        if number >= 3:
+            if model.device.type == "cuda":
+                torch.cuda.synchronize()
+            runs.append(marks.parts())
+            totals.append(1e3 * (marks.found[-1][1] - marks.found[0][1]))
+    names = list(dict.fromkeys(PARTS.values()))
+    parts = {name: tuple(median(run.get(name, (0.0, 0.0))[i] for run in runs) for i in (0, 1)) for name in names}
+    return parts, median(totals)
+
+
+def vision_floor(model, inputs, rates):
+    """Seconds of the tower's operations, and of its weights read once."""
+    encode = (
+        model.base_model.get_video_features if "pixel_values_videos" in inputs else model.base_model.get_image_features
+    )
+    given = {
+        name: value for name, value in inputs.items() if name.startswith(("pixel_values", "image_sizes", "image_grid"))
+    }
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        encode(**given)
+    decoder = set(model.get_decoder().parameters()) | set(model.lm_head.parameters())
+    weights = sum(weight.nbytes for weight in model.parameters() if weight not in decoder)
+    return max(counter.get_total_flops() / rates[1], weights / rates[0])
+
+
+def load(name, device):
+    """A model, its inputs, its budget, and what `attach` gets beside the method."""
+    if name == "pocket":
+        from vlprune import pocket
+
+        model, processor, clip = pocket.load()
+        image = pocket.images(pocket.scenes("validation", 1))[0]
+        text = "USER: <image> what color is the star? ASSISTANT:"
+        inputs = processor(images=image, text=text, return_tensors="pt").to(device)
+        return model.to(device), inputs, 64, {"processor": processor, "dual_encoder": clip}
+    torch.manual_seed(0)
+    one = get_architecture(name)
+    model = one.build(device)
+    options = {"query": QUESTION}
+    if "video" not in name:
+        options["dual_encoder"] = build_text_tower(model)
+    return model, one.inputs(model, TEXT_TOKENS), KEEP[name], options
+
+
+def measure_model(name, args, rates):
+    """Measure and print one model; returns the figures."""
+    model, inputs, keep, options = load(name, args.device)
+    floors = {"vision": 1e3 * vision_floor(model, inputs, rates)}
+    print(f"\n{name}, keep={keep}: ms, host / device; vision's floor {floors['vision']:.2f}")
+    names, rows, whole = list(dict.fromkeys(PARTS.values())), [], {}
+    print(
+        f"  {'':12} {'LLM runs':8} "
+        + " ".join(f"{part:>15}" for part in names)
+        + "   first token  faster  floor of prefill"
+    )
+    for way in args.ways:
+        for title, method in (
+            ("all tokens", Script(keep=1.0)),
+            ("script", Script(keep=keep)),
+            ("script_plus", ScriptPlus(keep=keep)),
+        ):
+            plain = title == "all tokens" and way == "eager"
+            with ExitStack() as stack:
+                tokens = inputs["input_ids"].shape[1]
+                if not plain:
+                    pruner = stack.enter_context(attach(model, method, cache_bytes=0, cuda_graphs=WAYS[way], **options))
+                parts, total = time_parts(model, inputs, args.repeats)
+                if not plain:
+                    tokens -= sum(record.before - record.after for record in pruner.records)
+            limit = 1e3 * max(floor_seconds(model, tokens, rates))
+            whole.setdefault(way, total)
+            told = " ".join(f"{host:7.2f}/{device:7.2f}" for host, device in parts.values())
+            print(f"  {title:12} {way:8} {told} {total:13.2f} {whole[way] / total:6.2f}x {limit:17.2f}", flush=True)
+            rows.append({"method": title, "way": way, "parts": parts, "first_token": total, "prefill_floor": limit})
+    return {"model": name, "keep": str(keep), "floors": floors, "rows": rows}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--models", nargs="+", default=list(KEEP), choices=[*KEEP, "pocket"])
+    parser.add_argument("--ways", nargs="+", default=["eager", "graphs"], choices=list(WAYS))
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", help="write the figures there too")
+    args = parser.parse_args()
+    rates = measure_rates(args.device, 8192 if args.device != "cpu" else 512)
+    print(f"copies {rates[0] / 1e12:.3f} TB/s (read and written), multiplies {rates[1] / 1e12:.2f} TFLOP/s")
+    found = []
+    for name in args.models:
+        found.append(measure_model(name, args, rates))
+        gc.collect()
+        if args.device != "cpu":
+            torch.cuda.empty_cache()
+        if args.json:
+            with open(args.json, "w") as file:
+                json.dump({"rates": rates, "models": found}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
