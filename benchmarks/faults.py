@@ -35,8 +35,13 @@ PACKAGE = str(Path(vlprune.__file__).parent)
 
 
 def is_step(frame: Any) -> bool:
-    """Whether a frame is a function of vlprune; in generator expressions, which end unseen, errors are lost."""
-    return frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name != "<genexpr>"
+    """Whether a frame is a function of vlprune.
+
+    In generator expressions, which end unseen, errors are lost. Python 3.10 leaves out the `finally` of a generator in
+    which a profiler raises an error as it goes on, which no Ctrl-C does.
+    """
+    goes_on = sys.version_info < (3, 11) and frame.f_lasti >= 0
+    return frame.f_code.co_filename.startswith(PACKAGE) and frame.f_code.co_name != "<genexpr>" and not goes_on
 
 
 def count_steps(call: Callable[[], Any]) -> int:

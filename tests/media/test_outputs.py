@@ -3,8 +3,8 @@
 import builtins
 import errno
 import io
-import pathlib
 import os
+import pathlib
 import stat
 from pathlib import Path
 

@@ -38,7 +38,9 @@ class Steps:
 
     def _update(self, **changes: Any) -> None:
         if self._bar is not None:
-            new_words = changes.get("description") is not None  # are shown at once: a short step may be over before the next drawing
+            new_words = (
+                changes.get("description") is not None
+            )  # are shown at once: a short step may be over before the next drawing
             self._bar.update(self._bar.task_ids[0], refresh=new_words, **changes)
 
     def begin(self, what: str, total: int | None = None) -> None:
