@@ -26,7 +26,8 @@ test-matrix: $(STAMP)  ## the core tests on the oldest and newest torch and tran
 	  $$place/bin/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider $(CORE); \
 	done
 
-test-integrations: test-lmms-eval test-studio test-vllm  ## the tests that need other programs, each in an environment of its own
+test-integrations:  ## the tests that need other programs, each in an environment of its own, two at a time
+	$(MAKE) -j2 --output-sync=target test-vllm test-lmms-eval test-studio
 
 test-vllm: .venv-vllm/.ready  ## the tests inside a real vLLM
 	PYTHONPATH=tests/integrations/vllm/site:. .venv-vllm/bin/python -m pytest tests/integrations/vllm

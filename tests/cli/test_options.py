@@ -148,7 +148,7 @@ def test_a_study_takes_the_same_list(program):
     assert set(json.loads(out)["data"]["16"]) == {"script", "script:fusion=filter,rho=0.9", "visionzip@16"}
     code, _, err = program("study", "overlap", "--small", "--methods", "random")
     assert code == 2
-    assert "--methods random: it goes with study significance; study overlap compares its own." in err
+    assert "--methods random: it goes with study significance or coverage; study overlap compares its own." in err
 
 
 def test_demo_takes_the_same_method(program):

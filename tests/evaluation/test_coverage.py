@@ -15,10 +15,11 @@ from vlprune.evaluation.coverage import (
     methods_without_llm,
     select_tokens,
     standardise,
+    why_not_without_llm,
 )
 from vlprune.evaluation.photographs import drawn_photographs, tokens_on
 from vlprune.evaluation.run_folder import RunFolder
-from vlprune.methods import InLLMMethod, Random, RelevanceTopK, UniformGrid, get_method, list_methods
+from vlprune.methods import FastV, InLLMMethod, Random, RelevanceTopK, UniformGrid, get_method, list_methods
 from vlprune.types import Selection, TokenView
 
 GRID, D = (12, 12), 16
@@ -125,16 +126,16 @@ def test_random_draws_anew_for_each_photograph(asked):
 
 
 def test_methods_are_those_before_the_llm():
-    names, refused = methods_without_llm(attention=False)
     every = {name for name in list_methods() if not isinstance(get_method(name), InLLMMethod)}
-    assert set(names) | set(refused) == every
-    assert set(refused) == {name for name in every if get_method(name).needs_attention}
-    assert set(methods_without_llm(attention=True)[0]) == every
+    assert set(methods_without_llm()) == every
     assert "fastv" not in every
+    blind = {name for name in every if why_not_without_llm(get_method(name), attention=False) is not None}
+    assert blind == {name for name in every if get_method(name).needs_attention}
+    assert why_not_without_llm(Random(keep=9) + FastV(keep=4)) == "it chooses inside the LLM, and here is none."
 
 
 def test_every_method_runs(asked):
-    for name in methods_without_llm(attention=True)[0]:
+    for name in methods_without_llm():
         kept = select_tokens(get_method(name, keep=9), asked[0], asked[0].questions).kept
         assert kept.shape[1] == 9
 

@@ -37,16 +37,33 @@ def test_tower_and_data(program, words):
     assert json.loads(Path("run/result.json").read_text())["data"] == data
 
 
+def test_methods_of_ones_own(program, words):
+    """With settings and presets, as in every other command."""
+    spec = "script:fusion=filter,rho=0.5,divprune"
+    code, _, err = program(*words, "--methods", spec)
+    assert code == 0, err
+    scores = json.loads(Path("run/result.json").read_text())["data"]["scores"]
+    named = [f"{name}@{keep}" for name in ("script:fusion=filter,rho=0.5", "divprune") for keep in (9, 4)]
+    wrong = [f"script:fusion=filter,rho=0.5, wrong question@{keep}" for keep in (9, 4)]
+    assert list(scores) == [*named, *wrong]
+    assert read_lines("run", named[0]) != read_lines("run", named[2])
+    assert program(*words)[0] == 2  # all methods are another run
+    assert "choose another folder" in program(*words)[2]
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
+        (("--methods", "fastv"), "--methods fastv: it chooses inside the LLM, and here is none."),
+        (("--methods", "random:keep=9"), "--methods random:keep=9: it keeps 9, but --keep asks for 4 too."),
+        (("--methods", "skript"), "did you mean 'script'?"),
         (("--keep", "36"), "--keep 36: the tower gives 36 tokens, so choose fewer."),
         (("--pixels", "50"), "--pixels 50: the patches of"),
         (("--model", "other"), "--model other: study coverage looks at a vision tower alone: say --tower."),
     ],
 )
 def test_refusals(program, words, more, sentence):
-    code, _, err = program(*words[:6], *more, "--out", "run")
+    code, _, err = program(*words, *more)
     assert code == 2
     assert sentence in err
 

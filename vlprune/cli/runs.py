@@ -224,7 +224,13 @@ class PhotographOptions:
 
 
 def open_photographs(
-    command: str, options: PhotographOptions, steps: Steps, *, keep: tuple[int | float, ...], small: bool
+    command: str,
+    options: PhotographOptions,
+    steps: Steps,
+    *,
+    keep: tuple[int | float, ...],
+    small: bool,
+    methods: Mapping[str, Mapping[str, Method]] | None = None,
 ) -> CoverageRun:
     """The tower, photographs and run folder of a command; a small run takes the first few photographs."""
     from vlprune.evaluation.coverage import CoverageRun
@@ -241,14 +247,14 @@ def open_photographs(
     else:
         photographs = read_photographs(options.data)[: options.count if small else None]
         settings |= {"data": str(options.data), "digest": _digest_text([repr(one) for one in photographs])}
-    settings |= {"keep": list(keep), "small": small}
+    settings |= {"keep": list(keep), "small": small, **({"methods": list(methods)} if methods else {})}
     path = options.out or default_folder(command, settings)
     run_folder = RunFolder(path, command, settings) if path.exists() else None  # refused before the tower is loaded
     tower = load_tower(options.tower, options.pixels, options.device)
     run_folder = run_folder or RunFolder(path, command, settings)
     steps.begin(command)
     more: dict[str, Any] = {"seed": options.seed, "tick": steps.advance, "expect": steps.expect}
-    return CoverageRun(tower, photographs, run_folder, keep, options.batch or 8, **more)
+    return CoverageRun(tower, photographs, run_folder, keep, options.batch or 8, methods or {}, **more)
 
 
 def parse_budgets(keep: str) -> list[str]:

@@ -46,7 +46,9 @@ def study(
     names: Annotated[
         str | None,
         typer.Option(
-            "--methods", metavar="A,B,...", help=f"For study significance: what Script is compared with. {METHODS_HELP}"
+            "--methods",
+            metavar="A,B,...",
+            help=f"For study significance, what Script is compared with; for study coverage, what is. {METHODS_HELP}",
         ),
     ] = None,
     keep: Annotated[str | None, typer.Option(help="Budgets in place of the study's own.")] = None,
@@ -88,12 +90,15 @@ def study(
                 f"study {name} needs to know where things are, so it goes with the pocket world and no --data."
             )
         if names is not None and not getattr(chosen, "TAKES_METHODS", False):
-            raise UserError(f"--methods {names}: it goes with study significance; study {name} compares its own.")
+            raise UserError(
+                f"--methods {names}: it goes with study significance or coverage; study {name} compares its own."
+            )
         count = questions or chosen.QUESTIONS[small]
         budgets = tuple(parse_fixed_keep(text) for text in parse_budgets(keep)) if keep else chosen.KEEP
+        methods = parse_methods(names, list(map(str, budgets))) if names is not None else None
         if chosen.NEEDS == "photographs":
             looking = PhotographOptions(tower or "pocket", pixels, data, split, count, seed, device, batch, out)
-            run = open_photographs(f"study {name}", looking, steps, keep=budgets, small=small)
+            run = open_photographs(f"study {name}", looking, steps, keep=budgets, small=small, methods=methods)
             result, folder = chosen.study(cast(Any, run)), run.run_folder.path
             result.notice = images_notice(len(run.photographs)) if small else ""
         else:
@@ -101,7 +106,7 @@ def study(
             options = RunOptions(*asking, frames=frames, resolution=resolution)
             told: dict[str, Any] = {"need_answers": chosen.NEEDS != "images", "need_boxes": chosen.NEEDS == "boxes"}
             told |= {"keep": budgets, "small": small}
-            told |= {"methods": parse_methods(names, list(map(str, budgets)))} if names is not None else {}
+            told |= {"methods": methods} if methods is not None else {}
             evaluation = open_evaluation(f"study {name}", options, steps, **told)
             result, folder = run_study(name, evaluation), evaluation.run_folder.path
             result.notice = small_notice(chosen, evaluation) if small else ""

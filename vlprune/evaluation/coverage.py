@@ -17,7 +17,8 @@ from vlprune.errors import UserError
 from vlprune.evaluation.photographs import Photograph, size_of, tokens_on
 from vlprune.evaluation.run_folder import RunFolder
 from vlprune.evaluation.vision_tower import VisionTower
-from vlprune.methods import InLLMMethod, Method, Random, get_method, list_methods
+from vlprune.methods import Method, Random, get_method, list_methods
+from vlprune.methods.in_llm import split_stages
 from vlprune.types import Query, Selection, TokenView
 
 #: What a line in the run folder says of one photograph; see `measure_coverage`.
@@ -28,6 +29,7 @@ CoverageLine = dict[str, Any]
 class CoverageRun:
     """A tower, the photographs to look at, the budgets, and the folder that keeps what was measured.
 
+    `methods`, by name and then by budget, are those to compare; if there are none, all that need no LLM.
     `tick(name, count)` is called as photographs are done; `expect(count)` says how many more there will be.
     """
 
@@ -36,6 +38,7 @@ class CoverageRun:
     run_folder: RunFolder
     keep: tuple[int | float, ...]
     batch: int = 8
+    methods: Mapping[str, Mapping[str, Method]] = field(default_factory=dict)
     seed: int = 0
     tick: Callable[[str, int], None] = field(default=lambda name, count: None)
     expect: Callable[[int], None] = field(default=lambda count: None)
@@ -144,12 +147,16 @@ def _prototype(sums: Mapping[int, tuple[Tensor, int]], left_out: int) -> Tensor:
     return torch.stack([total for total, _ in rest]).sum(0) / sum(count for _, count in rest)
 
 
-def methods_without_llm(attention: bool) -> tuple[list[str], dict[str, str]]:
-    """The names of the methods that choose before the LLM, and why others of them cannot without `attention`."""
-    names = [name for name in list_methods() if not isinstance(get_method(name), InLLMMethod)]
-    refused = {name: "the tower's attention cannot be computed again." for name in names if not attention}
-    refused = {name: reason for name, reason in refused.items() if get_method(name).needs_attention}
-    return [name for name in names if name not in refused], refused
+def methods_without_llm() -> list[str]:
+    """The names of the methods that choose before the LLM."""
+    return [name for name in list_methods() if why_not_without_llm(get_method(name)) is None]
+
+
+def why_not_without_llm(method: Method, attention: bool = True) -> str | None:
+    """Why a method cannot choose by a vision tower alone, which may show its attention; None if it can."""
+    if split_stages(method)[1] is not None:
+        return "it chooses inside the LLM, and here is none."
+    return None if attention or not method.needs_attention else "the tower's attention cannot be computed again."
 
 
 def select_tokens(method: Method, one: AskedPhotograph, questions: Tensor, seed: int = 0) -> Selection:

@@ -19,6 +19,7 @@ from vlprune.evaluation.coverage import (
     measure_methods,
     methods_without_llm,
     select_tokens,
+    why_not_without_llm,
 )
 from vlprune.evaluation.photographs import SIZES
 from vlprune.evaluation.plots import Point, plot_curves
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NEEDS, QUESTIONS, KEEP = "photographs", (200, 8), (192, 128, 64, 32, 16)
+TAKES_METHODS = True  # --methods says what is compared, in place of all that need no LLM
 PICTURES = 3
 SEEN = "A thing is seen if a kept token lies on it: the thing covers half of the token's patch, or, where it covers no "
 SEEN += "patch by half, that patch most."
@@ -50,11 +52,10 @@ def study(run: CoverageRun) -> StudyResult:
     """Shares of asked things, of all things and of stuff that keep a token, by every method that needs no LLM."""
     budgets = _budgets(run)
     asked = ask_photographs(run.photographs, run.encode(), run.seed)
-    names, refused = methods_without_llm(asked[0].view.attention is not None)
-    run.run_folder.save_refused(names, refused)
-    methods = {f"{name}@{keep}": get_method(name, keep=keep) for name in names for keep in budgets}
+    methods = _methods(run, budgets, asked[0].view.attention is not None)
+    names = list(dict.fromkeys(cell.rpartition("@")[0] for cell in methods))
     lines = measure_methods(run, asked, methods)
-    asking = [name for name in names if get_method(name).reads_question]
+    asking = [name for name in names if methods[f"{name}@{budgets[0]}"].reads_question]
     controls = {f"{name}, wrong question@{k}": methods[f"{name}@{k}"] for name in asking for k in budgets}
     lines |= measure_methods(run, asked, controls, wrong=True)
     scores = {cell: _score(asked, found) for cell, found in lines.items()}
@@ -65,7 +66,9 @@ def study(run: CoverageRun) -> StudyResult:
     tables.append(_wrong_question_table(asking, budgets, scores))
     tables += [_size_table(keep, names, scores) for keep in budgets]
     tables.append(_curves_table(curves))
-    figures = {"coverage": _figure(names, budgets, asked[0].view.n, scores), **_pictures(run, asked, names, budgets)}
+    keep = budgets[len(budgets) // 2]
+    pictures = _pictures(run, asked, {name: methods[f"{name}@{keep}"] for name in names}, keep)
+    figures = {"coverage": _figure(methods, asked[0].view.n, scores), **pictures}
     data = {"photographs": len(asked), "questions": sum(len(one.classes) for one in asked)}
     return StudyResult("Coverage of photographs", tables, figures, {**data, "scores": scores, "auc": curves})
 
@@ -77,6 +80,22 @@ def _budgets(run: CoverageRun) -> list[int | float]:
     if not found or (len(found) < len(run.keep) and tuple(run.keep) != KEEP):
         raise UserError(f"--keep {','.join(map(str, run.keep))}: the tower gives {n} tokens, so choose fewer.")
     return found
+
+
+def _methods(run: CoverageRun, budgets: Sequence[int | float], attention: bool) -> dict[str, Method]:
+    """The methods by cell, which is a method at a budget; those that cannot run here are saved with the reason."""
+    said = run.methods or {name: {str(k): get_method(name, keep=k) for k in budgets} for name in methods_without_llm()}
+    refused = {name: why_not_without_llm(next(iter(own.values())), attention) for name, own in said.items()}
+    reasons = {name: reason for name, reason in refused.items() if reason is not None}
+    run.run_folder.save_refused(said, reasons)
+    for name, own in run.methods.items():
+        if name in reasons:
+            raise UserError(f"--methods {name}: {reasons[name]}")
+        if missing := [str(keep) for keep in budgets if str(keep) not in own]:
+            raise UserError(
+                f"--methods {name}: it keeps {', '.join(own)}, but --keep asks for {', '.join(missing)} too."
+            )
+    return {f"{name}@{keep}": said[name][str(keep)] for name in said if name not in reasons for keep in budgets}
 
 
 def _describe(run: CoverageRun, asked: Sequence[AskedPhotograph]) -> str:
@@ -223,14 +242,12 @@ def _curves_table(curves: Mapping[str, Mapping[str, Any]]) -> ResultTable:
     return ResultTable("Do scores point at things?", ["score", "all things", *SIZES], rows, note)
 
 
-def _figure(names: Sequence[str], budgets: Sequence[int | float], n: int, scores: Scores) -> Figure:
+def _figure(methods: Mapping[str, Method], n: int, scores: Scores) -> Figure:
     curves: dict[str, list[Point]] = {}
-    for name in names:
-        for keep in budgets:
-            one = scores[f"{name}@{keep}"]["asked"]
-            low, high = (100 * end for end in one["interval"])
-            count = get_method(name, keep=keep).count(n)
-            curves.setdefault(name, []).append((count, 100 * one["mean"], low, high))
+    for cell, method in methods.items():
+        one = scores[cell]["asked"]
+        low, high = (100 * end for end in one["interval"])
+        curves.setdefault(cell.rpartition("@")[0], []).append((method.count(n), 100 * one["mean"], low, high))
     drawn, note = curves_to_draw(curves)
     title = "Asked things that are seen: a kept token lies on them"
     x = "visual tokens kept (log scale); bars are 95 % intervals"
@@ -238,14 +255,13 @@ def _figure(names: Sequence[str], budgets: Sequence[int | float], n: int, scores
 
 
 def _pictures(
-    run: CoverageRun, asked: Sequence[AskedPhotograph], names: Sequence[str], budgets: Sequence[int | float]
+    run: CoverageRun, asked: Sequence[AskedPhotograph], methods: Mapping[str, Method], keep: int | float
 ) -> dict[str, Figure]:
     """What each method keeps of a few photographs, evenly chosen, for the first question about each."""
-    keep = budgets[len(budgets) // 2]
     step = max(1, len(asked) // PICTURES)
     found = {}
     for number, one in enumerate(asked[::step][:PICTURES], start=1):
-        records = {name: _record(get_method(name, keep=keep), one, run.seed) for name in names}
+        records = {name: _record(method, one, run.seed) for name, method in methods.items()}
         title = f"{one.photograph.name}, asked about: {one.classes[0]}; {keep} of {one.view.n} tokens"
         found[f"kept-{number}"] = draw_contact_sheet(one.photograph.image(), records, title=title)
     return found
