@@ -27,7 +27,7 @@ test-matrix: $(STAMP)  ## the core tests on the oldest and newest torch and tran
 	done
 
 test-integrations:  ## the tests that need other programs, each in an environment of its own, two at a time
-	$(MAKE) -j2 --output-sync=target test-vllm test-lmms-eval test-studio
+	$(MAKE) -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-vllm test-lmms-eval test-studio
 
 test-vllm: .venv-vllm/.ready  ## the tests inside a real vLLM
 	PYTHONPATH=tests/integrations/vllm/site:. .venv-vllm/bin/python -m pytest tests/integrations/vllm
@@ -35,9 +35,9 @@ test-vllm: .venv-vllm/.ready  ## the tests inside a real vLLM
 test-lmms-eval: .venv-lmms_eval/.ready  ## the tests inside a real lmms-eval
 	PYTHONPATH=tests/integrations/vllm/site:. .venv-lmms_eval/bin/python -m pytest tests/integrations/lmms_eval
 
-test-studio: .venv-studio/.ready  ## the studio's tests in a real browser
+test-studio: .venv-studio/.ready  ## the studio's tests in a real browser, and the example server's
 	@command -v chromium >/dev/null || { echo "the studio's tests need Chromium: apt-get install chromium"; exit 1; }
-	.venv-studio/bin/python -m pytest tests/integrations/studio
+	.venv-studio/bin/python -m pytest tests/integrations/studio tests/integrations/test_fastapi.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ of each part: the host's, and the device's from reaching its beginning to reachi
 included. Nothing is waited for in between. The floors are operations and bytes at rates measured here first: vision's,
 and the LLM's. Published architectures with random weights in bf16; LLaVA-1.5 and NeXT have CLIP's text tower attached.
 
-`--model pocket` runs on a CPU too, where host and device are one.
+`--models pocket --device cpu` runs on a CPU too, where host and device are one.
 """
 
 import argparse

@@ -13,11 +13,13 @@ wrong is printed with its number, and the exit code is 1.
 """
 
 import argparse
+import atexit
 import io
 import json
 import os
 import random
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -444,6 +446,7 @@ def make_config_case() -> Case:
 
     torch.set_num_threads(1)
     place = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
     photo = place / "photo.png"
     Image.fromarray(np.zeros((48, 48, 3), dtype=np.uint8)).save(photo)
     source = Path(pocket.path())

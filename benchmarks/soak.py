@@ -1,4 +1,4 @@
-"""A long run of mixed calls on one attached model: results, memory and open files at the end as at the beginning.
+"""A long run of mixed calls on one attached model: are results, memory and open files at the end as at the beginning?
 
     python benchmarks/soak.py --calls 10000                    # one thread
     python benchmarks/soak.py --calls 2000 --threads 8         # the lock around an attached model
@@ -8,7 +8,8 @@
 Calls are drawn from a seed: one question or a batch, one or two images, a text alone, two turns on one cache, direct
 calls of the model, and calls that fail; some images are in the feature cache. Each result is compared with the one that
 the same call had in a fresh process before the soak. Memory is sampled all along; the slope is that of a line through
-the samples of the last three quarters. At the end the pruner is detached, and the model must be what it was.
+the samples of the last three quarters. Memory and open files are printed; results, hooks and attributes decide the
+exit code. At the end the pruner is detached, and the model must be what it was.
 `--repeats` asks the same again, alone and beside two others in a batch, and in plain torch, and compares tokens.
 """
 
@@ -141,6 +142,11 @@ def resident() -> float:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def open_files() -> int:
+    """How many files this process holds open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
 def slope(samples: list[tuple[int, float]]) -> float:
     """MiB per 1,000 calls, over the last three quarters of the samples."""
     late = np.array(samples[len(samples) // 4 :])
@@ -165,7 +171,7 @@ def soak(method: str, given: Any) -> int:
     begun = time.time()
     options: dict[str, Any] = {"cuda_graphs": given.cuda_graphs} if given.cuda_graphs else {}
     pruner = attach(model, METHODS[method], processor=processor, dual_encoder=encoder, cache_bytes=2**22, **options)
-    call = Calls(model, processor)
+    call, opened = Calls(model, processor), open_files()
 
     def one(index: int) -> None:
         nonlocal wrong, done
@@ -189,7 +195,7 @@ def soak(method: str, given: Any) -> int:
         with ThreadPoolExecutor(given.threads) as pool:
             for future in [pool.submit(one, index) for index in range(given.calls)]:
                 future.result(600)
-    files = len(os.listdir("/proc/self/fd"))
+    files = open_files()
     hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()]
     pruner.detach()
     gc.collect()
@@ -199,7 +205,8 @@ def soak(method: str, given: Any) -> int:
     print(
         f"{method}: {done:,} calls by {given.threads} threads in {time.time() - begun:.0f} s, {wrong} differ from a "
         f"fresh process; memory {memory[0]:.0f} to {memory[-1]:.0f} MiB, {slope(samples):+.2f} MiB per 1,000 calls; "
-        f"{files} open files; {sum(hooks) - own} hooks, after detach {left}, and {len(changed)} modules changed"
+        f"{opened} to {files} open files; {sum(hooks) - own} hooks, after detach {left}, and {len(changed)} modules "
+        "changed"
     )
     if given.device != "cpu":
         now, most = torch.cuda.memory_allocated() / 2**20, torch.cuda.max_memory_allocated() / 2**20

@@ -13,7 +13,7 @@ import argparse
 import io
 from typing import Annotated, Any
 
-from fastapi import FastAPI, File, Form, HTTPException, UploadFile
+from fastapi import FastAPI, File, Form, HTTPException, Query, UploadFile
 from PIL import Image, UnidentifiedImageError
 
 from vlprune import Script, attach
@@ -27,13 +27,17 @@ def make_app(model: Any, processor: Any, keep: int, dual_encoder: Any = None) ->
     pruner = attach(model, Script(keep=keep), processor=processor, dual_encoder=dual_encoder)
 
     @app.post("/ask")
-    def ask(image: Annotated[UploadFile, File()], question: Annotated[str, Form()], tokens: int = 32) -> dict[str, Any]:
+    def ask(
+        image: Annotated[UploadFile, File()],
+        question: Annotated[str, Form()],
+        tokens: Annotated[int, Query(ge=1, le=512)] = 32,
+    ) -> dict[str, Any]:
         try:
             opened = Image.open(io.BytesIO(image.file.read()))
             if opened.width * opened.height > MAX_PIXELS:
                 raise HTTPException(413, f"image: at most {MAX_PIXELS:,} pixels.")
             picture = opened.convert("RGB")
-        except (UnidentifiedImageError, OSError, ValueError) as error:
+        except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
             raise HTTPException(422, "image: it cannot be read.") from error
         try:
             (answer,) = pruner.ask_many(picture, [question], max_new_tokens=tokens, do_sample=False)

@@ -46,11 +46,12 @@ def attach(
     """Make `model` drop the visual tokens that `method` does not choose, until `detach()` or the end of the `with`.
 
     `model.generate(...)` and `model(...)` are called as before (a call of `model.forward` itself goes past
-    the hooks and is not pruned). `generate` returns the prompt as it was given, then the new tokens;
-    `model(...)` returns logits of the shortened sequence, and its loss when there are labels.
+    the hooks and is not pruned, which a warning says once). `generate` returns the prompt as it was given,
+    then the new tokens; `model(...)` returns logits of the shortened sequence, and its loss when there are labels.
 
     Args:
-        model: a model of a supported family (`vlprune.models.list_families()`), or one with PEFT's adapters around it.
+        model: a model of a supported family (`vlprune.models.list_families()`), or one inside PEFT's
+            adapters, `torch.compile` or DistributedDataParallel.
         method: what to keep, such as `Script(keep=64)`.
         processor: the model's processor or tokenizer; needed to find the question's text, and for `ask_many`.
         query: the question, for all rows or one per row (None for rows without images). By default the last user
@@ -210,6 +211,7 @@ class Pruner:
         """Give the model back as it was, and drop the cached features. The records stay."""
         self._state.unlock_forward()  # of a forward that Ctrl-C ended
         with self._state.lock:
+            self._state.detached = True
             for handle in self._handles:
                 handle.remove()
             if self._handles and has_pruner(self.model):

@@ -63,6 +63,21 @@ def test_a_full_disk(run, refused_by, monkeypatch, tmp_path):
     assert sentence == "vlprune: 'figures.png' cannot be written (No space left on device)."
 
 
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (errno.EROFS, "manifest.json cannot be written: the disk is read-only."),
+        (errno.EACCES, "manifest.json cannot be opened: permission denied."),
+    ],
+)
+def test_a_disk_that_refuses(refused_by, monkeypatch, number, sentence):
+    def fail(*args, **options):
+        raise OSError(number, "no", "out")
+
+    monkeypatch.setattr("pathlib.Path.write_text", fail)
+    assert refused_by("eval", "--methods", "random", "--questions", "1", "--keep", "64").endswith(sentence)
+
+
 @pytest.fixture
 def refused_by(run):
     def call(*arguments):

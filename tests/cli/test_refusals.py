@@ -272,6 +272,19 @@ def test_hub_that_cannot_be_reached(refused, photo):
     assert "the hub cannot be reached" in sentence
 
 
+def test_a_hub_that_has_a_pickle_only(refused, photo, checkpoint, monkeypatch):
+    from transformers import LlavaForConditionalGeneration
+
+    def fail(*args, **options):
+        assert options["use_safetensors"]
+        raise OSError(
+            "someone/model does not appear to have a file named model.safetensors. do not set `use_safetensors`"
+        )
+
+    monkeypatch.setattr(LlavaForConditionalGeneration, "from_pretrained", fail)
+    assert "the hub has its weights as a pickle only" in refused("ask", photo, "what is it?", "--model", checkpoint)
+
+
 @pytest.mark.parametrize(
     ("name", "says"), [("GatedRepoError", "must be asked for"), ("RepositoryNotFoundError", "has no such model")]
 )

@@ -43,6 +43,20 @@ def test_steps_on_a_terminal(monkeypatch, loaded):
     assert "drawing" in screen.getvalue()
 
 
+def test_new_words_are_drawn_at_once_and_the_same_ones_are_not(monkeypatch):
+    """A decoder says "answering" at every token, which must cost it nothing."""
+    drawn = []
+    with Progress(console=Console(file=io.StringIO()), auto_refresh=False) as bar:
+        monkeypatch.setattr(bar, "refresh", lambda: drawn.append(bar.tasks[0].description))
+        steps = Steps(bar, "loading")
+        drawn.clear()
+        for what in ("vision", "answering", "answering", "answering"):
+            steps.begin(what)
+        steps.advance()
+        assert drawn == ["vision", "answering"]
+        monkeypatch.undo()
+
+
 def test_a_step_after_a_finished_one_goes_on():
     with Progress(console=Console(file=io.StringIO())) as bar:
         steps = Steps(bar, "loading")

@@ -80,9 +80,20 @@ def test_what_is_missing_is_said(captions, tmp_path):
         one.unlink()
     with pytest.raises(UserError, match=r"there is no photograph '4\.jpg' beside it, nor in photos"):
         photo_questions(folder / "text" / "captions.txt", "validation", 2)
+    (folder / "text" / "Flickr_8k.devImages.txt").write_text("4.jpg\n")
+    with pytest.raises(UserError, match="1 photographs of the validation split have captions; it takes two"):
+        photo_questions(folder / "text" / "captions.txt", "validation", 2)
     (folder / "text" / "Flickr_8k.testImages.txt").unlink()
     with pytest.raises(UserError, match=r"there is no list '.*testImages\.txt' of a split"):
         photo_questions(folder / "text" / "captions.txt", "validation", 2)
+
+
+def test_letters_that_are_no_utf_8(captions, tmp_path):
+    folder = write_photographs(tmp_path / "copy")
+    text = folder / "text" / "captions.txt"
+    asked = photo_questions(text, "validation", 2)
+    text.write_bytes(text.read_bytes() + b"nobody.jpg#0\ta caf\xe9 .\n")
+    assert [one.text for one in photo_questions(text, "validation", 2)] == [one.text for one in asked]
 
 
 def test_a_question_is_an_image_question_with_its_own_picture(asked):

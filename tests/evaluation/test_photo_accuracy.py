@@ -107,3 +107,17 @@ def test_the_photo_model_needs_data(program):
     code, _, err = program("eval", "--model", "photo")
     assert code == 2
     assert err.splitlines()[-1].startswith("vlprune: --model photo: say --data with a list of captions")
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--methods", "oracle,random"), "--methods oracle: with a list of captions it is asked anyway"),
+        (("--resolution", 672), "--resolution 672: pictures made of captions have 336 pixels a side."),
+    ],
+)
+def test_what_does_not_go_with_captions(program, parts, more, sentence):
+    data = parts / "text" / "captions.txt"
+    code, _, err = program("eval", "--model", parts / "photo", "--data", data, "--keep", 16, *more, "--out", "run")
+    assert code == 2
+    assert sentence in err

@@ -234,15 +234,17 @@ def test_a_run_of_somebody_else_shows_no_other_file(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "change", [{"tables": 5}, {"figures": None}, {"title": 3}, {"data": []}, {"tables": [{"a": 1}]}]
+    "change", [{"tables": 5}, {"figures": None}, {"title": 3}, {"data": []}, {"tables": [{"a": 1}]}, {"figures": [1]}]
 )
 def test_a_result_that_is_none(tmp_path, change):
     run = RunFolder(tmp_path / "run", "eval", {})
     StudyResult("Theirs", [ResultTable("t", ["a"], [["1"]])]).save(run.path)
     result = json.loads((run.path / "result.json").read_text())
     (run.path / "result.json").write_text(json.dumps({**result, **change}))
-    with pytest.raises(UserError, match=r"the result\.json is not one of vlprune's"):
-        write_report([run.path], tmp_path / "report.html")
+    other = RunFolder(tmp_path / "other", "eval", {})
+    StudyResult("Ours", [ResultTable("t", ["a"], [["1"]])]).save(other.path)
+    with pytest.raises(UserError, match=r"^'[^']*/run/result\.json' is not one of vlprune's \("):
+        write_report([other.path, run.path], tmp_path / "report.html")
     (run.path / "result.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         write_report([run.path], tmp_path / "report.html")

@@ -50,5 +50,11 @@ def test_refusals(served):
     client, _ = served
     text = {"image": ("a.png", b"no image", "image/png")}
     assert client.post("/ask", files=text, data={"question": "what is it?"}).status_code == 422
+    bomb = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
+    huge = {"image": ("a.png", bomb.getvalue(), "image/png")}
+    assert client.post("/ask", files=huge, data={"question": "what is it?"}).status_code == 422
+    many = client.post("/ask?tokens=1000000000", files=files(1), data={"question": "what is it?"})
+    assert many.status_code == 422
     said = client.post("/ask", files=files(1), data={"question": " "})
     assert said.status_code == 422

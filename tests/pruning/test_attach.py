@@ -59,6 +59,18 @@ def test_detach_restores_a_generate_of_ones_own(model, single):
     assert model.generate is own
 
 
+def test_a_generate_that_somebody_still_holds_is_the_plain_one_after_detach(model, single):
+    """A timer or a logger around `model.generate`, put there after attaching."""
+    options = {"do_sample": False, "max_new_tokens": 4}
+    plain = model.generate(**single, **options)
+    pruner = attach(model, Random(keep=2))
+    ours = model.generate
+    model.generate = lambda *args, **kwargs: ours(*args, **kwargs)
+    pruner.detach()
+    assert torch.equal(model.generate(**single, **options), plain)
+    del model.generate
+
+
 class Broken(Method):
     name = "broken"
 

@@ -41,8 +41,8 @@ app.command()(study)
 app.command()(reproduce)
 app.command()(report)
 
-#: What keeps a file from being written, that the user can put right.
-WRITE_ERRORS = {
+#: What keeps a file from being opened or written, that the user can put right.
+FILE_ERRORS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk is full",
     errno.EROFS: "the disk is read-only",
@@ -86,10 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except UsageError as error:
         sentence, code = explain_usage_error(error), 2
     except OSError as error:
-        why = WRITE_ERRORS.get(error.errno or 0)
+        why = FILE_ERRORS.get(error.errno or 0)
         if why is None:
             raise
-        sentence, code = f"{error.filename or 'the output'} cannot be written: {why}.", 2
+        verb = "opened" if error.errno in (errno.EACCES, errno.EPERM) else "written"
+        sentence, code = f"{error.filename or 'the output'} cannot be {verb}: {why}.", 2
     except (KeyboardInterrupt, typer.Abort):
         sentence, code = "stopped.", 130
     else:

@@ -61,7 +61,7 @@ def compare(
         methods = {name: method for name, by_keep in listed.items() for method in by_keep.values()}
         loaded = load_model(model, dual_encoder, device)
         inputs = prepare_inputs(loaded, image, question)
-        steps.begin("answering", total=2 + len(methods))  # all tokens, the methods, and the picture
+        steps.begin("answering", total=1 + len(methods))  # all tokens, and the methods
         options = {"repeats": repeats, "max_new_tokens": max_new_tokens}
         results = compare_methods(loaded, methods, inputs, question, tick=steps.advance, **options)
         plain, *others = results

@@ -33,6 +33,7 @@ from vlprune.cli.runs import (
     print_result,
 )
 from vlprune.cli.terminal import show_steps
+from vlprune.errors import UserError
 
 if TYPE_CHECKING:
     from vlprune.evaluation.answers import Evaluation
@@ -75,6 +76,8 @@ def evaluate(
     options = RunOptions(*asking, frames=frames, resolution=resolution)
     with show_steps(f"loading {model}", quiet=as_json) as steps:
         methods = parse_with_oracle(names, parse_budgets(keep))
+        if options.has_captions and "oracle" in methods:
+            raise UserError("--methods oracle: with a list of captions it is asked anyway, where a place is known.")
         if data is None and names == "all":
             methods["oracle"] = _oracles(parse_budgets(keep))
         evaluation = open_evaluation("eval", options, steps, asked={"methods": names, "keep": keep})

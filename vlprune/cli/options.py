@@ -24,7 +24,11 @@ BUDGET_FIELDS = {"tile": "per_tile", "frame": "per_frame", "layer": "layer_avera
 
 Question = Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask about it.")]
 ModelName = Annotated[
-    str, typer.Option("--model", help="pocket, photo, a folder, or the id of a model on the hub: see `vlprune models`.")
+    str,
+    typer.Option(
+        "--model",
+        help="pocket (comes with vlprune), a folder, the id of a model on the hub (see `vlprune models`), or photo.",
+    ),
 ]
 METHOD_HELP = (
     "a name (script), a preset (visionzip@64), settings (script:fusion=filter,rho=0.5), or one before and one inside "

@@ -117,6 +117,7 @@ def reproduce(
         steps.begin("scoring")
         result = make_result(plan, run, run_folder)
         if plan.name == "efficiency":
+            _save(result, run_folder.path)  # measuring may run out of memory
             _add_costs(result, plan, run.loaded or load(), run_folder, cuda_graphs, steps)
         _save(result, run_folder.path)
     print_result(result, run_folder.path, as_json, "report.html")
@@ -246,10 +247,9 @@ def _answer_in_processes(
         if one.returncode != 0:
             said = logs[i].read_text(errors="replace").strip().splitlines() or ["it said nothing"]
             raise UserError(f"--gpus {count}: process {i} ended with {one.returncode}: {said[-1]}")
-    refused: dict[str, str] = {}
-    for i in range(count):
-        refused |= json.loads((folder / REFUSED.format(i)).read_text(encoding="utf-8"))
-    return refused
+    first, *others = [json.loads((folder / REFUSED.format(i)).read_text(encoding="utf-8")) for i in range(count)]
+    # what one process alone could not ask is missing from the scores, and told there
+    return {cell: reason for cell, reason in first.items() if all(cell in one for one in others)}
 
 
 def _lines(file: Path) -> int:

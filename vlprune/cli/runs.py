@@ -42,7 +42,10 @@ Match = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="For what is drawn at random.")]
 Batch = Annotated[
     int | None,
-    typer.Option(min=1, help="Questions asked at once; 32, or 256 on a GPU, or 1 about videos, if not said."),
+    typer.Option(
+        min=1,
+        help="Questions asked at once; if not said 32, 256 of the pocket and photo models on a GPU, 1 about videos.",
+    ),
 ]
 Frames = Annotated[
     int | None, typer.Option("--frames", min=1, help="Frames to show of each video of --data; 16 if not said.")
@@ -126,7 +129,10 @@ class RunOptions:
             found = pocket_questions(self.split, self.questions)
         elif self.has_captions:
             from vlprune.evaluation.captioned_photos import photo_questions
+            from vlprune.pocket.photo_scenes import SIZE
 
+            if self.resolution is not None:
+                raise UserError(f"--resolution {self.resolution}: pictures made of captions have {SIZE} pixels a side.")
             found = [q for q in photo_questions(self.data, self.split, self.questions) if q.boxes or not need_boxes]
         else:
             from vlprune.evaluation.benchmarks import read_benchmark
@@ -185,8 +191,8 @@ def open_evaluation(
         check_resolution(loaded, options.resolution)
     run_folder = known or RunFolder(path, command, settings, asked)
     drawn = options.data is None or options.has_captions
-    large = loaded.model.device.type == "cuda" and drawn
-    usual_batch = 1 if videos else 256 if large else 32
+    small_model = options.model in ("pocket", "photo")
+    usual_batch = 1 if videos else 256 if small_model and loaded.model.device.type == "cuda" else 32
 
     from vlprune.evaluation.answers import Evaluation
     from vlprune.evaluation.questions import longest_answer

@@ -48,7 +48,8 @@ def study(
         typer.Option(
             "--methods",
             metavar="A,B,...",
-            help=f"For study significance, what Script is compared with; for study coverage, what is. {METHODS_HELP}",
+            help="For study significance: what Script is compared with. For study coverage: the methods to look at. "
+            + METHODS_HELP,
         ),
     ] = None,
     keep: Annotated[str | None, typer.Option(help="Budgets in place of the study's own.")] = None,

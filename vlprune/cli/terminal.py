@@ -38,10 +38,9 @@ class Steps:
 
     def _update(self, **changes: Any) -> None:
         if self._bar is not None:
-            new_words = (
-                changes.get("description") is not None
-            )  # are shown at once: a short step may be over before the next drawing
-            self._bar.update(self._bar.task_ids[0], refresh=new_words, **changes)
+            # new words are shown at once: a short step is over before the next drawing
+            new = changes.get("description") not in (None, self._bar.tasks[0].description)
+            self._bar.update(self._bar.task_ids[0], refresh=new, **changes)
 
     def begin(self, what: str, total: int | None = None) -> None:
         """Say what is done from now on, in so many parts if that is known."""

@@ -74,6 +74,10 @@ def photo_questions(captions: Path, split: str, per_kind: int) -> list[PhotoQues
     except FileNotFoundError as error:
         raise UserError(f"--data {captions}: there is no list {error.filename!r} of a split beside it.") from None
     facts = splits[_LISTS[split]]
+    if len(facts) < 2:  # one is set into another
+        raise UserError(
+            f"--data {captions}: {len(facts)} photographs of the {split} split have captions; it takes two."
+        )
     folder = _photo_folder(captions, sorted(facts))
     asked: list[PhotoQuestion] = []
     scenes = unseen_scenes(facts, ThingCounts(splits["train"].values()), per_kind, _SEED)
@@ -84,8 +88,6 @@ def photo_questions(captions: Path, split: str, per_kind: int) -> list[PhotoQues
 
 def _photo_folder(captions: Path, names: list[str]) -> Path:
     """The first folder that has the first photograph; every one must be there."""
-    if not names:
-        raise UserError(f"--data {captions}: none of the split's photographs has a caption.")
     for name in PHOTO_FOLDERS:
         folder = captions.parent / name
         if (folder / names[0]).is_file():

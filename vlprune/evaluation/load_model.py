@@ -215,6 +215,11 @@ def explain_load_errors(option: str, what: str) -> Iterator[None]:
                 f"{option} {what}: its weights are in {pickled.name}, a pickle, which could run any code and is never "
                 "read: save them as safetensors."
             ) from error
+        if "use_safetensors" in str(error):
+            raise UserError(
+                f"{option} {what}: the hub has its weights as a pickle only, which could run any code and is never "
+                "read: save them as safetensors."
+            ) from error
         plain = isinstance(error, (OSError, ValueError, ImportError, SafetensorError)) and str(error).strip()
         why = " ".join((str(error) if plain else f"{type(error).__name__}: {error}").strip().splitlines()[:2])
         raise UserError(f"{option} {what}: it cannot be loaded ({why.rstrip('.: ')}).") from error

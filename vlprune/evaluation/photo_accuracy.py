@@ -13,6 +13,7 @@ from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import format_p, mcnemar, wilson_interval
 from vlprune.evaluation.yes_no import yes_no_scores
 from vlprune.methods import Method
+from vlprune.methods.in_llm import split_stages
 from vlprune.pocket.photo_scenes import SIZE
 
 ONLY_PLACE, OUTSIDE = "only its place", "as many outside it"
@@ -60,7 +61,8 @@ def _ask_reference(
     lines = evaluation.ask(
         {**whole, **places}, questions=asked, reference=ALL_TOKENS, alike=lambda question: len(_place(question))
     )
-    keeps = {keep: method.keep for by_keep in methods.values() for keep, method in by_keep.items()}
+    every = [one for by_keep in methods.values() for one in by_keep.items()]
+    keeps = {keep: method.keep for keep, method in every if split_stages(method)[1] is None}
     oracles: dict[str, Method] = {f"oracle@{keep}": Oracle(keep=budget) for keep, budget in keeps.items()}
     lines |= evaluation.ask({**whole, **oracles}, questions=asked, skip_unsupported=True, reference=ALL_TOKENS)
     rows = {(ALL_TOKENS, ""): lines[ALL_TOKENS], (ONLY_PLACE, ""): lines[ONLY_PLACE], (OUTSIDE, ""): lines[OUTSIDE]}

@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from vlprune.errors import UserError
+from vlprune.errors import UserError, describe_error
 from vlprune.evaluation.report_summary import best_by_budget, describe_asked
 from vlprune.evaluation.result import PAPER_TITLE, ResultTable
 from vlprune.evaluation.run_folder import command_line, read_manifest
@@ -76,11 +76,9 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> None:
     once = list({Path(folder).resolve(): Path(folder) for folder in folders}.values())
     try:
         page = _page(once)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # numbers of another kind than any run has
         named = ", ".join(repr(str(folder)) for folder in once)
-        raise UserError(
-            f"{named}: the result.json is not one of vlprune's ({type(error).__name__}: {error})."
-        ) from error
+        raise UserError(f"{named}: a result.json is not one of vlprune's ({describe_error(error)}).") from error
     try:
         write_text(path, page)
     except OSError as error:
@@ -112,6 +110,16 @@ def _read_result(folder: Path) -> dict[str, Any]:
         raise UserError(NOT_FINISHED.format(str(folder))) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{str(folder / 'result.json')!r} cannot be read ({error}).") from error
+    try:
+        for table in found["tables"]:
+            ResultTable(**table)
+        for name in (found["title"], *found["figures"]):
+            Path(name)
+        found["data"].items()
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{str(folder / 'result.json')!r} is not one of vlprune's ({describe_error(error)})."
+        ) from error
     return found
 
 

@@ -17,19 +17,21 @@ from vlprune.types import GridPart, Shape, grid_shape, square_shape
 MAX_LEADING = 16
 
 
-def feature_layer(model: Any, inputs: dict[str, Any]) -> int:
-    """The layer whose hidden states the model reads (the last, of several); the embeddings are number 0."""
+def feature_layers(model: Any, inputs: dict[str, Any]) -> list[int]:
+    """The layers whose hidden states the model reads; the embeddings are number 0."""
     layer = inputs.get("vision_feature_layer")
     layer = model.config.vision_feature_layer if layer is None else layer
-    return layer if isinstance(layer, int) else layer[-1]
+    return [layer] if isinstance(layer, int) else list(layer)
+
+
+def feature_layer(model: Any, inputs: dict[str, Any]) -> int:
+    """The last layer whose hidden states the model reads."""
+    return feature_layers(model, inputs)[-1]
 
 
 def projected_states(model: Any, output: Any, inputs: dict[str, Any]) -> Tensor:
     """(N, L, d_v) the tower's hidden states that the projector reads; those of several layers side by side."""
-    layer = inputs.get("vision_feature_layer")
-    layer = model.config.vision_feature_layer if layer is None else layer
-    layers = [layer] if isinstance(layer, int) else layer
-    return torch.cat([output.hidden_states[one] for one in layers], dim=-1)
+    return torch.cat([output.hidden_states[layer] for layer in feature_layers(model, inputs)], dim=-1)
 
 
 def drops_class_token(model: Any, inputs: dict[str, Any]) -> bool:

@@ -49,10 +49,10 @@ def pixels_of(scene: Scene, photographs: Photographs) -> Tensor:
 
 def read_splits(captions: Path) -> dict[str, dict[str, Any]]:
     """What captions say of each photograph, by split, from Flickr8k's list of captions and the lists beside it."""
-    said = read_captions(captions.read_text())
+    said = read_captions(captions.read_text(encoding="utf-8", errors="replace"))
     splits = {}
     for split in ("train", "dev", "test"):
-        names = (captions.parent / f"Flickr_8k.{split}Images.txt").read_text().split()
+        names = (captions.parent / f"Flickr_8k.{split}Images.txt").read_text(encoding="utf-8", errors="replace").split()
         splits[split] = {name: read_photograph(name, said[name]) for name in names if name in said}
     return splits
 

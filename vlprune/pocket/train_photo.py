@@ -226,8 +226,9 @@ def load_checkpoint(folder: Path, network: Network, average: Network, optimizer:
 
     tensors = load_file(folder / "checkpoint.safetensors")
     for name, parameter in average.named_parameters():
-        if f"average.{name}" in tensors:
-            parameter.data.copy_(tensors[f"average.{name}"])
+        known = tensors.get(f"average.{name}", tensors.get(f"weight.{name}"))
+        if known is not None:
+            parameter.data.copy_(known)
     for name, parameter in network.named_parameters():
         if f"weight.{name}" in tensors:
             parameter.data.copy_(tensors[f"weight.{name}"])

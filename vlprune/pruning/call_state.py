@@ -47,7 +47,7 @@ class CallState:
     `query` and `feature_cache` are settings of the next call. `generating` is the running `generate`, `forward` what
     the model's hook hands to the decoder's in the running forward, `latest` the prompt of the most recent call: None
     where that had no images, or where the model was not `called` yet. Whoever calls the model holds the `lock`, so that
-    calls of several threads follow each other.
+    calls of several threads follow each other. `detached` is set at the end: somebody may still hold our `generate`.
     """
 
     feature_cache: FeatureCache
@@ -56,6 +56,7 @@ class CallState:
     forward: ForwardPass | None = None
     latest: ShortPrompt | None = None
     called: bool = False
+    detached: bool = False
     lock: Any = field(default_factory=threading.RLock)
     _held: threading.local = field(default_factory=threading.local)
 

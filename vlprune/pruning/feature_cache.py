@@ -94,9 +94,10 @@ class FeatureCache:
         """
         if self._names is None:
             return [digest(image) for image in pixels.detach().cpu()]
-        if id(pixels) not in self._names:  # which no other tensor can have while this one is held
-            self._names[id(pixels)] = pixels, [digest(image) for image in pixels.detach().cpu()]
-        return self._names[id(pixels)][1]
+        known = self._names.get(id(pixels))
+        if known is None:  # no other tensor can have this id while this one is held
+            known = self._names[id(pixels)] = pixels, [digest(image) for image in pixels.detach().cpu()]
+        return known[1]
 
 
 def digest(values: Tensor) -> Hashable:

@@ -42,7 +42,9 @@ def wrap_generate(
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Any:
         with state.own_call():
-            if state.generating is not None:  # the model drafts for itself, inside its own generate
+            if (
+                state.detached or state.generating is not None
+            ):  # or the model drafts for itself, inside its own generate
                 return original(*args, **kwargs)
             kwargs.update(zip(names, args))
             inputs = kwargs.pop("inputs", None)

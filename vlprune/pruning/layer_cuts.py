@@ -316,7 +316,8 @@ class _DecoderPass:
 
     def _held_keys(self, number: int, front: Tensor, visible: Tensor) -> Tensor | None:
         """The keys that a layer's cache holds of the tokens `front`, or of all `visible` ones if it has seen them."""
-        keys: Any = None if self.cache is None else self.cache.layers[number].keys
+        layers = [] if self.cache is None else self.cache.layers
+        keys: Any = layers[number].keys if number < len(layers) else None  # some caches get their layers one by one
         length = keys.shape[2] if keys is not None and keys.ndim == 4 else 0  # a quantised cache has none
         seen = not self.owner.method.score_from_next_layer and length >= visible.shape[1]
         if seen and keys.device == visible.device:

@@ -99,6 +99,8 @@ def test_a_picture_of_the_webcam(tab):
     tab.wait_for_selector(".vlp-empty")
     tab.get_by_label("Capture from camera").first.click()
     tab.get_by_text("Click to Access Webcam").click()
+    # the button is there before the camera's first picture, and then takes nothing
+    tab.wait_for_function("() => [...document.querySelectorAll('video')].some(video => video.videoWidth > 0)")
     tab.get_by_label("capture photo").click()
     tab.wait_for_function(
         "old => { const now = document.querySelector('#tokens image'); return now && now.getAttribute('href') != old }",

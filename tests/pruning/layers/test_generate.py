@@ -83,6 +83,17 @@ def test_greedy_equals_the_reference(case, model, layout, name):
     assert not torch.allclose(out.logits[0], plain.logits[0], atol=1e-2)
 
 
+@on_llava
+@over_methods
+def test_a_cache_that_knows_no_config(case, model, name):
+    """It gets its layers one by one, as the decoder comes to them."""
+    batch = case.batch(case.samples("ragged"))
+    answers, _, _ = known(case, "ragged", name)
+    with attach(model, METHODS[name][0]):
+        out = model.generate(**batch, **GREEDY, past_key_values=DynamicCache())
+    assert torch.equal(new_tokens(out, batch), answers)
+
+
 @over_cases
 @pytest.mark.parametrize("mode", ["static cache", "no cache"])
 @over_methods

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from vlprune.errors import describe_error
 from vlprune.integrations.lmms_eval.answer_file import AnswerFile
 from vlprune.integrations.lmms_eval.answerer import Answerer
 from vlprune.integrations.lmms_eval.samples import Request, Sample
@@ -130,7 +131,7 @@ class Answering:
             act()
             self._failures[step] = 0
         except Exception as error:  # of PIL, PyAV, a processor or a model: what a broken file raises is not known
-            self.skipped.append(Skipped(request.key, f"{type(error).__name__}: {' '.join(str(error).split())}"))
+            self.skipped.append(Skipped(request.key, describe_error(error)))
             self._error = error
             self._failures[step] = self._failures.get(step, 0) + 1
             if self._failures[step] >= MANY_SKIPPED:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from vlprune.errors import UserError
+from vlprune.errors import UserError, describe_error
 from vlprune.evaluation.load_model import LoadedModel
 from vlprune.integrations.lmms_eval.answer_file import AnswerFile
 from vlprune.integrations.lmms_eval.answerer import Answerer
@@ -140,9 +140,8 @@ def load_tasks(names: Sequence[str], folder: Path | None = None) -> dict[str, An
         try:
             tasks[name] = get_task_dict([name], manager, "chat")
         except Exception as error:  # of the network, the hub, a parser or the task's own code, after several attempts
-            cause = error.__cause__ or error
-            said = (str(cause).strip().splitlines() or [""])[0]
-            raise UserError(f"--tasks {name}: its data cannot be loaded ({type(cause).__name__}: {said}).") from error
+            cause = describe_error(error.__cause__ or error)
+            raise UserError(f"--tasks {name}: its data cannot be loaded ({cause}).") from error
     found = {name: one[name] if list(one) == [name] else one for name, one in tasks.items()}
     for name, task in _leaves(found):
         if task.OUTPUT_TYPE != "generate_until":
