@@ -26,11 +26,11 @@ test-matrix: $(STAMP)  ## the core tests on the oldest and newest torch and tran
 	  $$place/bin/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider $(CORE); \
 	done
 
-test-integrations:  ## the tests that need other programs, each in an environment of its own, two at a time
-	$(MAKE) -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-vllm test-lmms-eval test-studio
+test-integrations: test-vllm  ## the tests that need other programs, each in an environment of its own; the last two at once
+	$(MAKE) -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) test-lmms-eval test-studio
 
 test-vllm: .venv-vllm/.ready  ## the tests inside a real vLLM
-	PYTHONPATH=tests/integrations/vllm/site:. .venv-vllm/bin/python -m pytest tests/integrations/vllm
+	PYTHONPATH=tests/integrations/vllm/site:. .venv-vllm/bin/python -m pytest -n 2 --dist loadfile tests/integrations/vllm
 
 test-lmms-eval: .venv-lmms_eval/.ready  ## the tests inside a real lmms-eval
 	PYTHONPATH=tests/integrations/vllm/site:. .venv-lmms_eval/bin/python -m pytest tests/integrations/lmms_eval
