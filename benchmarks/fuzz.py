@@ -402,9 +402,11 @@ def make_prompt_case() -> Case:
     from PIL import Image
 
     from vlprune import FastV, Script, ScriptPlus, attach, pocket
+    from vlprune.pruning.feature_cache import FeatureCache
 
     torch.set_num_threads(1)
     model, processor, clip = pocket.load()
+    seen = FeatureCache(2**24)  # the tower runs once
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (192, 192, 3), dtype=np.uint8))
 
     def case(draw: random.Random) -> str:
@@ -419,7 +421,8 @@ def make_prompt_case() -> Case:
             question = " ".join(draw.choices(PIECES, k=1 if kind == "one" else draw.randint(2, 6)))
         method = draw.choice([Script(keep=16), ScriptPlus(keep=16), FastV(keep=64)])
         encoder = clip if draw.random() < 0.7 and method.name != "fastv" else None
-        with warnings.catch_warnings(), attach(model, method, processor=processor, dual_encoder=encoder) as pruner:
+        options = {"processor": processor, "dual_encoder": encoder, "feature_cache": seen}
+        with warnings.catch_warnings(), attach(model, method, **options) as pruner:
             warnings.simplefilter("ignore")
             try:
                 answers = pruner.ask_many(image, [question], max_new_tokens=1)
@@ -443,8 +446,10 @@ def make_config_case() -> Case:
     from PIL import Image
 
     from vlprune import pocket
+    from vlprune.evaluation import one_question  # noqa: F401  so that no child has to import it
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # threads do not survive a fork
+    pocket.load()
     place = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     photo = place / "photo.png"

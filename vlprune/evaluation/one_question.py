@@ -95,7 +95,8 @@ def explain_method_errors(loaded: LoadedModel, method: Method) -> Iterator[None]
     except ValueError as error:
         if str(error).startswith("keep="):
             raise UserError(f"--{error}".replace("--keep=", "--keep ")) from error
-        raise UserError(f"--method {method.name}: {error}") from error  # what this model does not give
+        said = str(error).strip().rstrip(".")
+        raise UserError(f"--method {method.name}: {said}.") from error  # what this model does not give
     except UnsupportedModel as error:
         raise UserError(f"--model {loaded.name}: {error}") from error
 
