@@ -1,13 +1,11 @@
 """Where an image comes from: a video's frames, the clipboard, a webcam; and the program itself, started as users do."""
 
 import base64
-import re
-import subprocess
-import sys
 
 import pytest
 
 from tests.integrations.studio.actions import ask_for, keep, kept_tokens, wait_for_count
+from tests.integrations.studio.program import opened_studio
 from vlprune import Script, attach, pocket
 
 
@@ -16,23 +14,8 @@ def video_studio(tmp_path):
     """The address of `vlprune studio --model FOLDER` with a tiny LLaVA-OneVision, which takes videos."""
     folder = str(tmp_path / "onevision")
     command = ["studio", "--model", folder, "--device", "cpu", "--no-browser"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.onevision", folder, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        found = re.search(r"the studio is open at (http://127\.0\.0\.1:\d+/)", line)
-        if found:
-            break
-    else:
-        pytest.fail("".join(lines))
-    yield found[1]
-    process.terminate()
-    process.wait(timeout=30)
+    with opened_studio("-m", "tests.support.onevision", folder, *command) as address:
+        yield address
 
 
 def test_a_video_shows_its_frames(browser, video_studio, film, screenshots):

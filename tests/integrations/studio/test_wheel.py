@@ -1,12 +1,9 @@
 """An installed wheel opens the studio without the checkout: its examples, its picture, and the text of the method."""
 
-import re
-import subprocess
-import sys
-
 import pytest
 
 from tests.integrations.studio.actions import wait_for_count
+from tests.integrations.studio.program import opened_studio
 from tests.support.wheel import environment, unpack_wheel
 
 
@@ -14,25 +11,8 @@ from tests.support.wheel import environment, unpack_wheel
 def address(tmp_path):
     """Where `vlprune studio` of the wheel serves the page."""
     package = unpack_wheel(tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vlprune", "studio", "--no-browser"],
-        cwd=tmp_path,
-        env=environment(package),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        found = re.search(r"the studio is open at (\S+)", line)
-        if found:
-            break
-    else:
-        pytest.fail("".join(lines))
-    yield found[1]
-    process.terminate()
-    process.wait(timeout=30)
+    with opened_studio("-m", "vlprune", "studio", "--no-browser", cwd=tmp_path, env=environment(package)) as address:
+        yield address
 
 
 def test_a_wheel_opens_the_studio(browser, address):
