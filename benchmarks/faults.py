@@ -3,13 +3,15 @@
     python benchmarks/faults.py steps                        # Ctrl-C and out of memory at every step of our own code
     python benchmarks/faults.py kill --kills 200             # SIGKILL
     python benchmarks/faults.py kill --kills 50 --signal INT # Ctrl-C: exit code 130 and one line
+    python benchmarks/faults.py kill --commands reproduce    # in an environment with lmms-eval
 
 `steps` attaches a pruner to the pocket model and raises an error where the n-th function of vlprune is entered, for
 every n of a `generate` and of a direct call; after each, the same call must give what it gave before. `kill` runs
-`vlprune eval` and `vlprune study` in child processes and ends them, half of the time after a random time, and half
-where they touch a file of the run's folder for the n-th time; each folder is then gone on with until it is whole. Its
-answers must be those of a run that nobody disturbed, each once, and every file that has a whole file's name must be
-whole. Both print what they did, and exit with 1 if anything differed.
+`vlprune eval`, `vlprune study` and, if it is named (with lmms-eval installed), `vlprune reproduce` in child processes
+and ends them, half of the time after a random time, and half where they touch a file of the run's folder for the n-th
+time; each folder is then gone on with until it is whole. Its answers must be those of a run that nobody disturbed,
+each once, and every file that has a whole file's name must be whole. Both print what they did, and exit with 1 if
+anything differed.
 """
 
 import argparse
@@ -119,7 +121,22 @@ def steps_campaign(stride: int) -> int:
 COMMANDS = {
     "eval": ["eval", "--questions", "2", "--methods", "script,random", "--keep", "64,16", "--batch", "4"],
     "study": ["study", "overlap", "--questions", "2", "--small", "--batch", "4"],
+    "reproduce": ["reproduce", "llava-1.5-7b", "--model", "pocket", "--methods", "divprune", "--keep", "64"],
 }
+
+
+def words_of(name: str, place: Path) -> list[str]:
+    """The words of a command; `reproduce` asks the tasks of its tests, whose data it finds in `place`."""
+    if name != "reproduce":
+        return COMMANDS[name]
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import lmms_eval.tasks  # noqa: F401  so that no child has to import it
+
+    from tests.integrations.lmms_eval.local_tasks import write_tasks
+
+    (place / "tasks").mkdir()
+    folder = write_tasks(place / "tasks", official=True)
+    return [*COMMANDS[name], "--tasks", "pope,gqa", "--device", "cpu", "--batch", "4", "--task-folder", str(folder)]
 
 
 def run_child(words: list[str], folder: Path, after: float | None, touches: int | None, end: int) -> tuple[int, str]:
@@ -185,7 +202,7 @@ def broken_files(folder: Path) -> list[str]:
 
 def kill_campaign(name: str, kills: int, end: int, seed: int, place: Path) -> int:
     """Kill the runs of one command so many times; the number of wrong outcomes."""
-    words, drawn = COMMANDS[name], random.Random(seed)
+    words, drawn = words_of(name, place), random.Random(seed)
     calm = place / "calm"
     begun = time.time()
     status, said = run_child(words, calm, None, None, end)
@@ -236,7 +253,7 @@ def main() -> None:
     parser.add_argument("--stride", type=int, default=1, help="every so many steps")
     parser.add_argument("--kills", type=int, default=200, help="of each command")
     parser.add_argument("--signal", choices=["KILL", "INT"], default="KILL")
-    parser.add_argument("--commands", nargs="+", choices=sorted(COMMANDS), default=sorted(COMMANDS))
+    parser.add_argument("--commands", nargs="+", choices=sorted(COMMANDS), default=["eval", "study"])
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     begun = time.time()
