@@ -1,0 +1,28 @@
+"""The benchmark that splits a call's time into parts, on a small model."""
+
+import pytest
+
+from tests.support.scripts import ROOT, load_script
+from vlprune import Script, attach
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # where its neighbours lie
+    return load_script("benchmarks/first_token.py")
+
+
+def test_parts_make_up_the_whole(script):
+    model, inputs, keep, _ = script.load("thin", "cpu")
+    plain = script.time_calls(model, inputs, 2)
+    with attach(model, Script(keep=keep, relevance="llm")) as pruner:
+        pruned = script.time_calls(model, inputs, 2)
+        assert pruner.last.after == keep
+    for calls, own in ((plain, {"merge", "question", "selection"}), (pruned, set())):
+        assert len(calls) == 2
+        for parts, total in calls:
+            assert set(parts) == set(script.PARTS.values()) - own
+            assert sum(host for host, _ in parts.values()) == pytest.approx(total)
+    parts, total = script.medians(plain)
+    assert parts["selection"] == (0, 0)
+    assert min(total for _, total in plain) <= total <= max(total for _, total in plain)
