@@ -15,7 +15,7 @@ def script(monkeypatch):
 def test_parts_make_up_the_whole(script):
     model, inputs, keep, _ = script.load("thin", "cpu")
     plain = script.time_calls(model, inputs, 2)
-    with attach(model, Script(keep=keep, relevance="llm")) as pruner:
+    with attach(model, Script(keep=keep, relevance="llm"), cache_bytes=0) as pruner:
         pruned = script.time_calls(model, inputs, 2)
         assert pruner.last.after == keep
     for calls, own in ((plain, {"merge", "question", "selection"}), (pruned, set())):
