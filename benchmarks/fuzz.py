@@ -46,6 +46,11 @@ def expect(right: Any, what: str) -> None:
         raise Wrong(what)
 
 
+def expect_close(what: str, found: np.ndarray, wanted: np.ndarray, rtol: float, atol: float) -> None:
+    if not (np.abs(found - wanted) <= atol + rtol * np.abs(wanted)).all():  # the words are costly, so not before
+        raise Wrong(f"{what} {found} is not {wanted}")
+
+
 def one_sentence(error: BaseException) -> None:
     """An error is one line that ends like a sentence."""
     text = str(error)
@@ -108,20 +113,24 @@ def relevance64(x: np.ndarray, query: np.ndarray) -> np.ndarray | None:
 
 def check_order(kernel: np.ndarray, order: list[int], among: set[int] | None) -> None:
     """Every choice adds as much as the best one could, up to rounding, until there is nothing left to add."""
-    gains, chosen = kernel.diagonal().copy(), list[int]()
+    gains, first = kernel.diagonal().copy(), np.ones(len(kernel), dtype=bool)
+    if among:
+        first[:] = False
+        first[list(among)] = True
     vectors = np.zeros((len(order), len(kernel)))
     scale = gains.max()
     for t, j in enumerate(order):
-        left = [i for i in range(len(kernel)) if i not in chosen and (not among or i in among or set(chosen) >= among)]
-        best = max(gains[i] for i in left)
+        if not (first & (gains > -np.inf)).any():
+            first[:] = True  # all of `among` are chosen
+        best = gains[first].max()
         if best <= 1e-3 * scale:  # what is left is rounding
             return
-        expect(j in left, f"choice {t} is {j}, which was not to be chosen")
-        expect(gains[j] >= best - CLOSE * scale, f"choice {t} adds {gains[j]:.6g}, another would add {best:.6g}")
-        chosen.append(j)
+        if not first[j] or gains[j] < best - CLOSE * scale:
+            raise Wrong(f"choice {t} is {j}, which adds {gains[j]:.6g}; another would add {best:.6g}")
         row = (kernel[j] - vectors[:t].T @ vectors[:t, j]) / np.sqrt(gains[j])
         vectors[t] = row
-        gains = np.where(np.isin(np.arange(len(gains)), chosen), -np.inf, gains - row**2)
+        gains -= row**2
+        gains[order[: t + 1]] = -np.inf
 
 
 def selection_case(draw: random.Random) -> str:
@@ -163,7 +172,7 @@ def selection_case(draw: random.Random) -> str:
             got = found.redundancy[b].double().numpy()
             if not unsure:
                 wanted = scores64(s, settings["tau"], settings["gamma"], settings["graph"])
-                expect(np.allclose(got, wanted, rtol=1e-3, atol=1e-4), f"redundancy {got} is not {wanted}")
+                expect_close("redundancy", got, wanted, rtol=1e-3, atol=1e-4)
             keep = max(m, int(settings["rho"] * n + 0.5)) if settings["fusion"] == "filter" else m
             survivors = graph_keep(found.redundancy[b : b + 1], keep)
             merged = fuse(found.order[b : b + 1], survivors, m, rule=settings["fusion"])
@@ -174,7 +183,7 @@ def selection_case(draw: random.Random) -> str:
         if wanted is None:
             continue
         got = found.relevance[b].double().numpy()
-        expect(np.allclose(got, wanted, atol=2e-3 if n > 1 else 1e-6), f"relevance {got} is not {wanted}")
+        expect_close("relevance", got, wanted, rtol=1e-5, atol=2e-3 if n > 1 else 1e-6)
         weight = got ** (1.0 if settings["kernel"] == "s_prime" else 0.5)
         among = set(survivors[0].tolist()) if settings["fusion"] == "filter" and survivors is not None else None
         check_order(weight[:, None] * s * weight, order, among)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from tests.support.versions import needs_compile
 from vlprune import FastV, Random, Script, attach
 
+pytestmark = needs_compile
 GREEDY = {"do_sample": False, "max_new_tokens": 3}
 
 

@@ -10,6 +10,7 @@ from transformers import CompileConfig, SiglipVisionConfig
 
 from tests.support import llava_reference as reference
 from tests.support import tiny_llava as tiny
+from tests.support.versions import needs_compile
 from vlprune import DppOnly, Random, Script, attach
 from vlprune.selection import greedy_map_features
 
@@ -45,6 +46,7 @@ def test_greedy_equals_the_reference(model, processor, batch, mode, positions):
     torch.testing.assert_close(reference.new_tokens(out, batch, STEPS), reference.padded(expected, STEPS))
 
 
+@needs_compile
 def test_a_compiled_step(model, processor, ragged):
     """The decoding step is traced with the hooks on, and left as it was when they are off."""
     compiling = CompileConfig(backend="eager", mode=None)
