@@ -33,6 +33,14 @@ def test_fuzz_videos(fuzz):
     assert fuzz.run("videos", 8, seed=1)[1] == {}
 
 
+@pytest.mark.parametrize(("name", "number"), [("images", 5668), ("images", 8788), ("images", 9063), ("videos", 356)])
+def test_cases_that_were_wrong_once(fuzz, name, number):
+    """What the long campaigns found, with seed 0."""
+    if name == "videos":
+        pytest.importorskip("av")
+    assert fuzz.run(name, 1, first=number)[1] == {}
+
+
 def test_the_references_of_the_fuzz_are_the_slow_ones(fuzz):
     """Its numpy says what the obvious loops say."""
     for seed in range(5):

@@ -400,3 +400,17 @@ def test_an_average_that_cannot_be_reached(refused, photo, checkpoint):
     ask = ("ask", photo, "what is it?", "--model", checkpoint, "--method", "fastv", "--keep", "8/layer")
     sentence = "--keep 8 tokens per layer on average: fastv cannot go below 8.5 for 16 tokens in an LLM of 2 layers."
     assert sentence in refused(*ask)
+
+
+def test_what_a_model_raises_is_a_sentence():
+    """The words are another library's, and end as they please."""
+    from vlprune import Script
+    from vlprune.errors import UserError
+    from vlprune.evaluation.one_question import explain_method_errors
+
+    for said in ("tokens: 0, features: 9\n", "They do not match."):
+        with (
+            pytest.raises(UserError, match=r"^--method script: \S.*[^.]\.$"),
+            explain_method_errors(None, Script(keep=9)),
+        ):
+            raise ValueError(said)

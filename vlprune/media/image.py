@@ -20,7 +20,17 @@ MAX_PIXELS = 89_478_485
 #: Image processors bring the short side to a fixed size, so a long strip would grow without bound.
 MAX_ASPECT = 200
 #: What Pillow's decoders raise on damaged files and on those that end early.
-DECODE_ERRORS = (OSError, SyntaxError, EOFError, ValueError, IndexError, TypeError, struct.error, zlib.error)
+DECODE_ERRORS = (
+    OSError,
+    SyntaxError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    struct.error,
+    zlib.error,
+)
 
 
 class ImageError(ValueError):

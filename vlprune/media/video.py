@@ -86,6 +86,8 @@ def read_clip(
         if not container.streams.video:
             raise ImageError(f"{name} has no pictures that can be read: it is empty, truncated, or has sound only.")
         stream = container.streams.video[0]
+        if stream.codec_context is None:
+            raise ImageError(f"{name} has pictures of a kind that cannot be decoded, or is damaged.")
         stream.thread_type = "AUTO"
         try:
             times, keys = _frame_times(container, stream)
