@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -414,3 +415,10 @@ def test_what_a_model_raises_is_a_sentence():
             explain_method_errors(None, Script(keep=9)),
         ):
             raise ValueError(said)
+    with (
+        pytest.raises(UserError, match=r"^--model absurd cannot answer \(IndexError: tuple index out of range\)\.$"),
+        explain_method_errors(SimpleNamespace(name="absurd"), Script(keep=9)),
+    ):
+        raise IndexError("tuple index out of range")
+    with pytest.raises(MemoryError), explain_method_errors(None, Script(keep=9)):
+        raise MemoryError

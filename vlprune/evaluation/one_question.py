@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlprune.errors import UserError
+from vlprune.errors import UserError, describe_error
 from vlprune.evaluation.load_model import LoadedModel, announce_hub_lookup, explain_load_errors
 
 if TYPE_CHECKING:
@@ -39,8 +39,11 @@ def prepare_inputs(loaded: LoadedModel, shown: Image.Image | Clip, question: str
         given = {"images": shown}
     try:
         inputs = loaded.processor(text=prompt, return_tensors="pt", **given).to(loaded.model.device)
-    except ValueError as error:
-        raise UserError(f"--model {loaded.name} cannot take this {kind} ({str(error).rstrip('.')}).") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a checkpoint's processor may say anything at all, and raise anything on it
+        said = str(error).rstrip(".") if isinstance(error, ValueError) else describe_error(error)
+        raise UserError(f"--model {loaded.name} cannot take this {kind} ({said}).") from error
     dtype = loaded.model.dtype
     return {name: value.to(dtype) if name.startswith("pixel_values") else value for name, value in inputs.items()}
 
@@ -88,6 +91,8 @@ def attach_pruner(loaded: LoadedModel, method: Method, question: str, features: 
 @contextmanager
 def explain_method_errors(loaded: LoadedModel, method: Method) -> Iterator[None]:
     """Turn errors about budgets, settings and models that do not go together into a one-sentence `UserError`."""
+    import torch
+
     from vlprune.errors import UnsupportedModel
 
     try:
@@ -99,6 +104,10 @@ def explain_method_errors(loaded: LoadedModel, method: Method) -> Iterator[None]
         raise UserError(f"--method {method.name}: {said}.") from error  # what this model does not give
     except UnsupportedModel as error:
         raise UserError(f"--model {loaded.name}: {error}") from error
+    except (MemoryError, torch.OutOfMemoryError, UserError):
+        raise
+    except Exception as error:  # a checkpoint's config may say anything at all, and its model raise anything on it
+        raise UserError(f"--model {loaded.name} cannot answer ({describe_error(error)}).") from error
 
 
 def measure_answer(loaded: LoadedModel, pruner: Pruner, inputs: dict[str, Any], **options: Any) -> GenerationCost:
