@@ -42,9 +42,8 @@ def wrap_generate(
     @functools.wraps(original)
     def generate(*args: Any, **kwargs: Any) -> Any:
         with state.own_call():
-            if (
-                state.detached or state.generating is not None
-            ):  # or the model drafts for itself, inside its own generate
+            # somebody may still hold this after detach; and a model may draft for itself, inside its own generate
+            if state.detached or state.generating is not None:
                 return original(*args, **kwargs)
             kwargs.update(zip(names, args))
             inputs = kwargs.pop("inputs", None)
