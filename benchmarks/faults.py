@@ -4,6 +4,7 @@
     python benchmarks/faults.py kill --kills 200             # SIGKILL
     python benchmarks/faults.py kill --kills 50 --signal INT # Ctrl-C: exit code 130 and one line
     python benchmarks/faults.py kill --commands reproduce    # in an environment with lmms-eval
+    python benchmarks/faults.py kill --jobs 8                # shared between eight processes
 
 `steps` attaches a pruner to the pocket model and raises an error where the n-th function of vlprune is entered, for
 every n of a `generate` and of a direct call; after each, the same call must give what it gave before. `kill` runs
@@ -21,9 +22,11 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,8 +86,8 @@ def raised_at(step: int, error: type[BaseException], call: Callable[[], Any]) ->
     return False
 
 
-def steps_campaign(stride: int) -> int:
-    """Raise errors at every `stride`-th step of a generate and of a direct call; the number of wrong outcomes."""
+def steps_campaign(first: int, stride: int) -> Counter[str]:
+    """Raise errors at every `stride`-th step of a generate and of a direct call; how many, and how many went wrong."""
     import torch
 
     from vlprune import FastV, Script, VisionZip, attach, pocket
@@ -97,7 +100,7 @@ def steps_campaign(stride: int) -> int:
         "generate": lambda: model.generate(**inputs, max_new_tokens=2, do_sample=False),
         "forward": lambda: model(**inputs).logits,
     }
-    wrong = 0
+    counts: Counter[str] = Counter()
     for method in (Script(keep=16), VisionZip(keep=16), FastV(keep=64)):
         encoder = clip if method.name == "script" else None
         for name, call in calls.items():
@@ -107,13 +110,14 @@ def steps_campaign(stride: int) -> int:
                     with attach(model, method, processor=processor, dual_encoder=encoder, cache_bytes=0):
                         expected, total = call(), count_steps(call)
                         raised = differed = 0
-                        for step in range(1, total + 1, stride):
+                        for step in range(first, total + 1, stride):
                             raised += raised_at(step, error, call)
                             differed += not torch.equal(call(), expected)
                     differed += not torch.equal(call(), plain)
-                wrong += differed
-                print(f"{method.name}, {name}, {error.__name__}: {raised} errors in {total} steps, {differed} wrong")
-    return wrong
+                counts += Counter({f"errors, {method.name}": raised, "wrong": differed})
+                if differed:
+                    print(f"{method.name}, {name}, {error.__name__}: {differed} of {raised} errors wrong", flush=True)
+    return counts
 
 
 # --- runs that are killed ---
@@ -182,6 +186,16 @@ def answers_of(folder: Path) -> dict[str, list[str]]:
     return {path.name: sorted(path.read_text().splitlines()) for path in sorted((folder / "answers").glob("*.jsonl"))}
 
 
+def first_difference(found: dict[str, list[str]], expected: dict[str, list[str]]) -> str:
+    if found.keys() != expected.keys():
+        return f"files {sorted(found)}, not {sorted(expected)}"
+    for name, lines in expected.items():
+        if found[name] != lines:
+            more, less = sorted(set(found[name]) - set(lines)), sorted(set(lines) - set(found[name]))
+            return f"{name} has {len(found[name])} lines, not {len(lines)}; more: {more[:1]}, missing: {less[:1]}"
+    return "no result.json"
+
+
 def broken_files(folder: Path) -> list[str]:
     """Files that have a whole file's name and are not whole; a last line that was cut off is not counted as one."""
     found = []
@@ -200,8 +214,8 @@ def broken_files(folder: Path) -> list[str]:
     return found
 
 
-def kill_campaign(name: str, kills: int, end: int, seed: int, place: Path) -> int:
-    """Kill the runs of one command so many times; the number of wrong outcomes."""
+def kill_campaign(name: str, kills: int, end: int, seed: str, place: Path) -> Counter[str]:
+    """Kill the runs of one command so many times; how many, and how many went wrong."""
     words, drawn = words_of(name, place), random.Random(seed)
     calm = place / "calm"
     begun = time.time()
@@ -231,20 +245,38 @@ def kill_campaign(name: str, kills: int, end: int, seed: int, place: Path) -> in
             if broken or not expected_end:
                 wrong += 1
                 print(f"{name}: status {status}, broken files {broken}, it said: {said[-600:]}", flush=True)
-                if wrong > 5:
-                    return wrong
-                if not expected_end:
+                if not expected_end or wrong > 5:
                     break
-        if answers_of(folder) != expected or not (folder / "result.json").is_file():
+        found = answers_of(folder)
+        if found != expected or not (folder / "result.json").is_file():
             wrong += 1
-            print(f"{name}: the answers in {folder} are not those of an undisturbed run", flush=True)
+            print(f"{name}: not as an undisturbed run: {first_difference(found, expected)}", flush=True)
         else:
             shutil.rmtree(folder)
-    print(
-        f"{name}: {done} ends by {signal.Signals(end).name} ({at_files} of them at a file), {folders} runs gone on "
-        f"with to their {total} answers each, {wrong} wrong"
-    )
-    return wrong
+    counts = {f"kills, {name}": done, f"kills at a file, {name}": at_files, f"runs, {name}": folders, "wrong": wrong}
+    print(f"{name}: {total} answers a run", flush=True)
+    return Counter(counts)
+
+
+def run_share(given: argparse.Namespace) -> Counter[str]:
+    """The part of the campaign that is process `given.share`'s of `given.jobs`."""
+    if given.campaign == "steps":
+        return steps_campaign(1 + given.share * given.stride, given.stride * given.jobs)
+    import torch
+
+    from vlprune import pocket
+
+    torch.set_num_threads(1)  # threads do not survive a fork
+    loaded = pocket.load()
+    pocket.load = lambda: loaded
+    end = getattr(signal, f"SIG{given.signal}")
+    kills = given.kills * (given.share + 1) // given.jobs - given.kills * given.share // given.jobs
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as place:
+        for name in given.commands:
+            Path(place, name).mkdir()
+            counts += kill_campaign(name, kills, end, f"{given.seed} {given.share}", Path(place, name))
+    return counts
 
 
 def main() -> None:
@@ -255,25 +287,24 @@ def main() -> None:
     parser.add_argument("--signal", choices=["KILL", "INT"], default="KILL")
     parser.add_argument("--commands", nargs="+", choices=sorted(COMMANDS), default=["eval", "study"])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="so many processes")
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    begun = time.time()
-    if given.campaign == "steps":
-        wrong = steps_campaign(given.stride)
-    else:
-        import torch
-
-        from vlprune import pocket
-
-        torch.set_num_threads(1)  # threads do not survive a fork
-        loaded = pocket.load()
-        pocket.load = lambda: loaded
-        end = getattr(signal, f"SIG{given.signal}")
-        with tempfile.TemporaryDirectory() as place:
-            wrong = 0
-            for name in given.commands:
-                Path(place, name).mkdir()
-                wrong += kill_campaign(name, given.kills, end, given.seed, Path(place, name))
-    print(f"seed {given.seed}, {time.time() - begun:.0f} s, {wrong} wrong")
+    if given.share is not None:
+        print(json.dumps(run_share(given)))
+        return
+    begun, counts = time.time(), Counter[str]()
+    shares = [[sys.executable, __file__, *sys.argv[1:], "--share", str(share)] for share in range(given.jobs)]
+    children = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for words in shares]
+    for child in children:
+        said = child.communicate()[0].splitlines()
+        if child.returncode != 0:
+            raise SystemExit(f"a process ended with {child.returncode}")
+        print("\n".join(said[:-1]))
+        counts += Counter(json.loads(said[-1]))
+    wrong = counts.pop("wrong", 0)
+    print(", ".join(f"{count:,} {what}" for what, count in counts.items()))
+    print(f"seed {given.seed}, {given.jobs} processes, {time.time() - begun:.0f} s, {wrong} wrong")
     raise SystemExit(1 if wrong else 0)
 
 

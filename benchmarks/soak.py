@@ -1,15 +1,16 @@
-"""A long run of mixed calls on one attached model: are results, memory and open files at the end as at the beginning?
+"""A long run of mixed calls on attached models: are results, memory and open files at the end as at the beginning?
 
-    python benchmarks/soak.py --calls 10000                    # one thread
+    python benchmarks/soak.py --calls 10000                    # the pocket model, and a tiny model of every family
     python benchmarks/soak.py --calls 2000 --threads 8         # the lock around an attached model
-    python benchmarks/soak.py --device cuda --seconds 600 --cuda-graphs --model-size 7b   # on a GPU
+    python benchmarks/soak.py --device cuda --cuda-graphs --seconds 600 --calls 1000000   # on a GPU, one of 7B size too
     python benchmarks/soak.py --repeats 1000                   # same inputs, same tokens
 
-Calls are drawn from a seed: one question or a batch, one or two images, a text alone, two turns on one cache, direct
-calls of the model, and calls that fail; some images are in the feature cache. Each result is compared with the one that
-the same call had in a fresh process before the soak. Memory is sampled all along; the slope is that of a line through
-the samples of the last three quarters. Memory and open files are printed; results, hooks and attributes decide the
-exit code. At the end the pruner is detached, and the model must be what it was.
+All models are attached at once, in one process. Calls are drawn from a seed: one question or a batch, one or two
+images, a video, a text alone, two turns on one cache, direct calls of the model, and calls that fail; images come again
+and are then in the feature cache. Each result is compared with the one that the same call had in a fresh process before
+the soak. Memory is sampled all along; the slope is that of a line through the samples of the last three quarters.
+Memory and open files are printed; results, hooks and attributes decide the exit code. At the end the pruners are
+detached, and every model must be what it was.
 `--repeats` asks the same again, alone and beside two others in a batch, and in plain torch, and compares tokens.
 """
 
@@ -24,7 +25,9 @@ import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,50 +43,34 @@ QUESTIONS = [
     "how many squares are there?",
     "is there a blue circle?",
 ]
+TOGETHER = {"llava_onevision": (2, 3, 6)}  # its images that are not cut into tiles, as those of a row with several are
+SEVEN_B = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
 
 
-def load(device: str, size: str) -> tuple[Any, Any, Any]:
-    """The pocket model; or, to load a GPU, one with random weights of LLaVA-1.5-7B's size behind the same processor."""
-    model, processor, clip = pocket.load()
-    if size == "7b":
-        from transformers import LlavaConfig, LlavaForConditionalGeneration
+class Bed:
+    """A model, how it is attached, and calls of it by number; each is drawn from its number alone."""
 
-        config = LlavaConfig.from_pretrained(pocket.path())
-        large = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
-        config.text_config.update({**large, "num_key_value_heads": 32, "head_dim": 128})
-        torch.manual_seed(0)
-        with torch.device(device):
-            tower = model.model.vision_tower
-            model = LlavaForConditionalGeneration._from_config(config, dtype=torch.bfloat16).eval()
-            model.model.vision_tower = tower.to(device, torch.bfloat16)
-    return model.to(device), processor, clip.to(device)
+    kinds = ("one", "one", "batch", "two images", "text", "turns", "forward", "error")
 
+    def __init__(self, model: Any, method: Any, **options: Any) -> None:
+        self.model, self.method, self.options = model, method, options
 
-class Calls:
-    """Calls by number, on one model; each is drawn from its number alone."""
+    def inputs(self, draw: random.Random, rows: int, images: int, look: str = "image") -> dict[str, Any]:
+        raise NotImplementedError
 
-    def __init__(self, model: Any, processor: Any) -> None:
-        self.model, self.processor = model, processor
-
-    def inputs(self, draw: random.Random, rows: int, images: int) -> Any:
-        pictures = [np.random.default_rng(draw.randrange(40)).integers(0, 256, (192, 192, 3), dtype=np.uint8)]
-        pictures = [pictures[0] for _ in range(rows * images)] if rows * images else []
-        texts = [f"USER: {'<image> ' * images}{draw.choice(QUESTIONS)} ASSISTANT:" for _ in range(rows)]
-        made = self.processor(images=pictures or None, text=texts, padding=True, return_tensors="pt")
-        made = made.to(self.model.device)
-        if "pixel_values" in made:
-            made["pixel_values"] = made["pixel_values"].to(self.model.dtype)
-        return made
+    def longer(self, ids: torch.Tensor, draw: random.Random) -> dict[str, Any]:
+        """The prompt of a second turn, from what was said until then (1, S)."""
+        raise NotImplementedError
 
     def __call__(self, number: int) -> tuple[str, list[int]]:
         """The kind of the call, and what came out of it, as numbers."""
         draw = random.Random(number)
-        kind = draw.choice(["one", "one", "batch", "two images", "text", "turns", "forward", "error"])
+        kind = draw.choice(self.kinds)
         with torch.no_grad():
             return kind, getattr(self, "_" + kind.replace(" ", "_"))(draw)
 
-    def _generate(self, inputs: Any, tokens: int = 2, **more: Any) -> list[int]:
-        out = self.model.generate(**inputs, max_new_tokens=tokens, do_sample=False, **more)
+    def _generate(self, inputs: Any, **more: Any) -> Any:
+        out = self.model.generate(**inputs, max_new_tokens=2, do_sample=False, **more)
         return (out if isinstance(out, torch.Tensor) else out.sequences)[:, inputs["input_ids"].shape[1] :].tolist()
 
     def _one(self, draw: random.Random) -> Any:
@@ -101,20 +88,20 @@ class Calls:
     def _turns(self, draw: random.Random) -> Any:
         inputs = self.inputs(draw, 1, 1)
         first = self.model.generate(**inputs, max_new_tokens=2, do_sample=False, return_dict_in_generate=True)
-        ids = torch.cat([first.sequences, inputs["input_ids"][:, -4:]], dim=1)
-        again = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": first.past_key_values}
-        return self._generate(again)
+        return self._generate({**self.longer(first.sequences, draw), "past_key_values": first.past_key_values})
+
+    def _video(self, draw: random.Random) -> Any:
+        return self._generate(self.inputs(draw, 1, 1, "video"))
 
     def _forward(self, draw: random.Random) -> Any:
         return self.model(**self.inputs(draw, 1, 1)).logits[0, -1].topk(3).indices.tolist()
 
     def _error(self, draw: random.Random) -> Any:
-        inputs, kind = self.inputs(draw, 1, 1), draw.choice(["embeddings", "no question", "layer", "shape"])
+        inputs, kind = self.inputs(draw, 1, 1), draw.choice(["embeddings", "layer", "shape"])
         try:
             if kind == "embeddings":
-                self.model(inputs_embeds=torch.zeros(1, 3, 8), pixel_values=inputs["pixel_values"])
-            elif kind == "no question":
-                self._generate({**inputs, "input_ids": inputs["input_ids"][:, :-9]})
+                given = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
+                self.model(inputs_embeds=torch.zeros(1, 3, 8, device=self.model.device), **given)
             elif kind == "shape":
                 self._generate({**inputs, "attention_mask": inputs["attention_mask"][:, 1:]})
             else:
@@ -128,12 +115,99 @@ def _explode(ids: Any, scores: Any) -> Any:
     raise RuntimeError("on purpose")
 
 
-def fresh_results(numbers: list[int], method: str, given: Any) -> dict[int, Any]:
-    """What the same calls give in a process of their own, which does nothing else."""
-    words = [sys.executable, __file__, "--only", json.dumps(numbers), "--method", method, "--device", given.device]
-    words += ["--model-size", given.model_size] + ["--cuda-graphs"] * given.cuda_graphs
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return {int(number): out for number, out in json.loads(done.stdout.splitlines()[-1]).items()}
+class PocketBed(Bed):
+    """The pocket model; or, to load a GPU, one with random weights of LLaVA-1.5-7B's size behind the same processor."""
+
+    def __init__(self, method: str, device: str, large: bool = False) -> None:
+        model, self.processor, clip = pocket.load()
+        if large:
+            model = enlarged(model, device)
+        encoder = {"dual_encoder": clip.to(device)} if method.startswith("script") else {}
+        super().__init__(model.to(device), METHODS[method], processor=self.processor, **encoder)
+
+    def inputs(self, draw: random.Random, rows: int, images: int, look: str = "image") -> dict[str, Any]:
+        picture = np.random.default_rng(draw.randrange(40)).integers(0, 256, (192, 192, 3), dtype=np.uint8)
+        texts = [f"USER: {'<image> ' * images}{draw.choice(QUESTIONS)} ASSISTANT:" for _ in range(rows)]
+        pictures = [picture] * (rows * images) or None
+        return dict(
+            self.processor(images=pictures, text=texts, padding=True, return_tensors="pt").to(self.model.device)
+        )
+
+    def longer(self, ids: torch.Tensor, draw: random.Random) -> dict[str, Any]:
+        ids = torch.cat([ids, ids[:, -6:-2]], dim=1)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def enlarged(model: Any, device: str) -> Any:
+    """The pocket model's tower before an LLM of 7B. In float32: a rounding more would change a random model's words."""
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    config = LlavaConfig.from_pretrained(pocket.path())
+    config.text_config.update({**SEVEN_B, "num_key_value_heads": 32, "head_dim": 128})
+    torch.manual_seed(0)
+    with torch.device(device):
+        large = LlavaForConditionalGeneration._from_config(config, dtype=torch.float32).eval()
+    large.model.vision_tower = model.model.vision_tower
+    return large
+
+
+class FamilyBed(Bed):
+    """A tiny model of a family's real class, with random weights: the case that the tests of families have for it."""
+
+    def __init__(self, case: Any, device: str) -> None:
+        self.case = case
+        self.kinds = (*Bed.kinds, "video", "video") if "video" in case.layouts else Bed.kinds
+        super().__init__(case.model().to(device), Script(keep=5))
+
+    def inputs(self, draw: random.Random, rows: int, images: int, look: str = "image") -> dict[str, Any]:
+        show, whole = getattr(self.case, look), TOGETHER.get(self.case.name, ())
+        numbers = [n for n in range(8) if look == "video" or not whole or (n in whole) == (images > 1)]
+        seen = [[show(draw.choice(numbers)) for _ in range(images)] for _ in range(rows)]
+        samples = [self.case.sample(draw.randint(1, 4), *shown, draw.randint(3, 6)) for shown in seen]
+        given = self.case.batch(samples)
+        if not images:  # some hand over pixels of no image
+            given = {name: given[name] for name in given if name not in self.case.tensors(samples)}
+        return {name: value.to(self.model.device) for name, value in given.items()}
+
+    def longer(self, ids: torch.Tensor, draw: random.Random) -> dict[str, Any]:
+        said = self.case.sample(draw.randint(3, 5), first=False).ids
+        ids = torch.cat([ids, torch.tensor([said], device=ids.device)], dim=1)
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **self.case.companions(ids.cpu())}
+        return {name: value.to(ids.device) for name, value in given.items()}
+
+
+def make_beds(names: Iterable[str] | None, device: str) -> dict[str, Bed]:
+    """The beds of these names; without names all of them, 7b on a GPU only."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.support.families import CASES
+
+    cases, beds = {case.name: case for case in CASES}, {}
+    for name in names or [*(["7b"] if device != "cpu" else []), *METHODS, *cases]:
+        if name == "7b":
+            beds[name] = PocketBed("script", device, large=True)
+        elif name in METHODS:
+            beds[name] = PocketBed(name, device)
+        elif name in cases:
+            beds[name] = FamilyBed(cases[name], device)
+        else:
+            raise SystemExit(f"--beds {name}: there are {', '.join(['7b', *METHODS, *cases])}.")
+    return beds
+
+
+def attach_all(beds: dict[str, Bed], cuda_graphs: bool, cache_bytes: int) -> list[Any]:
+    more = {"cuda_graphs": True} if cuda_graphs else {}
+    return [attach(bed.model, bed.method, cache_bytes=cache_bytes, **bed.options, **more) for bed in beds.values()]
+
+
+# --- the run ---
+
+
+def fresh_results(beds: Iterable[str], given: Any) -> dict[str, dict[str, Any]]:
+    """What the same calls give in a process of their own, each once."""
+    words = [sys.executable, __file__, "--only", "--beds", *beds, "--device", given.device]
+    words += ["--distinct", str(given.distinct)] + ["--cuda-graphs"] * given.cuda_graphs
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def resident() -> float:
@@ -147,71 +221,84 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def slope(samples: list[tuple[int, float]]) -> float:
-    """MiB per 1,000 calls, over the last three quarters of the samples."""
+def count_hooks(beds: dict[str, Bed]) -> int:
+    modules = [module for bed in beds.values() for module in bed.model.modules()]
+    return sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in modules)
+
+
+def attributes(beds: dict[str, Bed]) -> dict[tuple[str, str], set[str]]:
+    return {(name, place): set(vars(m)) for name, bed in beds.items() for place, m in bed.model.named_modules()}
+
+
+def told(samples: list[tuple[int, float]], where: str) -> str:
+    """First, last and largest of the samples, and MiB per 1,000 calls over their last three quarters."""
+    if len(samples) < 8:
+        return f"{where}: too few samples"
     late = np.array(samples[len(samples) // 4 :])
-    return float(np.polyfit(late[:, 0], late[:, 1], 1)[0] * 1000) if len(late) > 2 else 0.0
+    slope = float(np.polyfit(late[:, 0], late[:, 1], 1)[0] * 1000)
+    sizes = [size for _, size in samples]
+    return f"{where} {sizes[0]:.0f} to {sizes[-1]:.0f} MiB, {max(sizes):.0f} at most, {slope:+.2f} MiB per 1,000 calls"
 
 
-def soak(method: str, given: Any) -> int:
-    """Run the calls on one method; the number of results that differ."""
-    model, processor, clip = load(given.device, given.model_size)
-    kinds: Counter[str] = Counter()
+def soak(given: Any) -> int:
+    """Run the calls; the number of results that differ, and of what is left on the models."""
+    beds = make_beds(given.beds, given.device)
     with torch.no_grad():  # whatever transformers itself puts on a model at first use
-        Calls(model, processor)._turns(random.Random(0))
-        model(**Calls(model, processor).inputs(random.Random(0), 1, 1), output_hidden_states=True)
-        model.get_image_features(Calls(model, processor).inputs(random.Random(0), 1, 1)["pixel_values"])
-    own = sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules())
-    before = {name: set(vars(module)) for name, module in model.named_modules()}
-    distinct = list(range(given.distinct))
-    expected = fresh_results(distinct, method, given)
-    encoder = clip if method.startswith("script") else None
-    samples: list[tuple[int, float]] = []
-    wrong, done, lock = 0, 0, threading.Lock()
-    begun = time.time()
-    options: dict[str, Any] = {"cuda_graphs": given.cuda_graphs} if given.cuda_graphs else {}
-    pruner = attach(model, METHODS[method], processor=processor, dual_encoder=encoder, cache_bytes=2**22, **options)
-    call, opened = Calls(model, processor), open_files()
+        for bed in beds.values():
+            bed._turns(random.Random(0))
+            bed.model(**bed.inputs(random.Random(0), 1, 1), output_hidden_states=True)
+            if "video" in bed.kinds:
+                bed._video(random.Random(0))
+    own, before = count_hooks(beds), attributes(beds)
+    expected = fresh_results(beds, given)
+    pruners = attach_all(beds, given.cuda_graphs, cache_bytes=2**20)
+    kinds: Counter[str] = Counter()
+    memory: list[tuple[int, float]] = []
+    device_memory: list[tuple[int, float]] = []
+    wrong, done, lock, begun, opened = 0, 0, threading.Lock(), time.time(), open_files()
+    every = 1.0 if given.seconds < float("inf") else 0.0  # seconds between samples
+    sampled = begun
 
     def one(index: int) -> None:
-        nonlocal wrong, done
+        nonlocal wrong, done, sampled
         if time.time() - begun > given.seconds:
             return
-        number = distinct[random.Random(f"{given.seed} {index}").randrange(len(distinct))]
-        kind, out = call(number)
+        draw = random.Random(f"{given.seed} {index}")
+        name, number = draw.choice(list(beds)), draw.randrange(given.distinct)
+        kind, out = beds[name](number)
         with lock:
             kinds[kind] += 1
-            wrong += out != expected[number]
             done += 1
-            if out != expected[number]:
-                print(f"call {index} ({kind}, number {number}): {out} is not {expected[number]}", flush=True)
-            if done % max(1, given.calls // 200) == 0:
-                samples.append((done, resident()))
+            if out != expected[name][str(number)]:
+                wrong += 1
+                print(f"call {index} ({name}, {kind}, {number}): {out}, not {expected[name][str(number)]}", flush=True)
+            if time.time() - sampled > every if every else done % max(1, given.calls // 200) == 0:
+                sampled = time.time()
+                memory.append((done, resident()))
+                if given.device != "cpu":
+                    device_memory.append((done, torch.cuda.memory_allocated() / 2**20))
 
     if given.threads == 1:
         for index in range(given.calls):
             one(index)
+            if time.time() - begun > given.seconds:
+                break
     else:
         with ThreadPoolExecutor(given.threads) as pool:
             for future in [pool.submit(one, index) for index in range(given.calls)]:
                 future.result(600)
-    files = open_files()
-    hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()]
-    pruner.detach()
+    files, hooks, took = open_files(), count_hooks(beds) - own, time.time() - begun
+    for pruner in pruners:
+        pruner.detach()
     gc.collect()
-    left = sum(len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()) - own
-    changed = [name for name, module in model.named_modules() if set(vars(module)) - before[name]]
-    memory = [size for _, size in samples] or [0.0]
-    print(
-        f"{method}: {done:,} calls by {given.threads} threads in {time.time() - begun:.0f} s, {wrong} differ from a "
-        f"fresh process; memory {memory[0]:.0f} to {memory[-1]:.0f} MiB, {slope(samples):+.2f} MiB per 1,000 calls; "
-        f"{opened} to {files} open files; {sum(hooks) - own} hooks, after detach {left}, and {len(changed)} modules "
-        "changed"
-    )
-    if given.device != "cpu":
-        now, most = torch.cuda.memory_allocated() / 2**20, torch.cuda.max_memory_allocated() / 2**20
-        print(f"  GPU: {now:.0f} MiB allocated, {most:.0f} at most")
-    print("  " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items())))
+    left = count_hooks(beds) - own
+    changed = [place for place, names in attributes(beds).items() if names - before[place]]
+    print(f"{done:,} calls of {len(beds)} models by {given.threads} threads in {took:.0f} s (seed {given.seed})")
+    print(f"{wrong} differ from a fresh process; {told(memory, 'memory')}; {opened} to {files} open files")
+    if device_memory:
+        print(told(device_memory, "GPU"))
+    print(f"{hooks} hooks; after detach {left} left, {len(changed)} modules changed")
+    print(", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items())))
     return wrong + left + len(changed)
 
 
@@ -219,58 +306,50 @@ def repeats(count: int, device: str) -> int:
     """The same prompt so many times, alone and between neighbours, with the fused kernels and without."""
     from vlprune.selection import use_fused
 
-    model, processor, clip = load(device, "pocket")
-    call, wrong = Calls(model, processor), 0
-    for name, method in METHODS.items():
-        encoder = clip if name.startswith("script") else None
-        with torch.no_grad(), attach(model, method, processor=processor, dual_encoder=encoder, cache_bytes=0) as pruner:
-            batch = call.inputs(random.Random(5), 3, 1)
+    wrong = 0
+    for name in METHODS:
+        bed = PocketBed(name, device)
+        with torch.no_grad(), attach(bed.model, bed.method, cache_bytes=0, **bed.options) as pruner:
+            batch = bed.inputs(random.Random(5), 3, 1)
             alone = {key: value[:1] for key, value in batch.items()}
 
-            def run(inputs: Any, pruner: Any = pruner) -> tuple[Any, Any]:
+            def run(inputs: Any, model: Any = bed.model, pruner: Any = pruner) -> tuple[Any, Any]:
                 out = model.generate(**inputs, max_new_tokens=2, do_sample=False)
                 return out[0, inputs["input_ids"].shape[1] :].tolist(), pruner.records[0].kept.tolist()
 
-            first, told = run(alone), Counter()
+            first, seen = run(alone), Counter()
             for way, inputs, times in (("again", alone, count), ("beside two others", batch, max(1, count // 10))):
                 for _ in range(times):
-                    told[way] += 1
-                    told[f"{way}: differ"] += run(inputs) != first
+                    seen[way] += 1
+                    seen[f"{way}: differ"] += run(inputs) != first
             with use_fused(False):
-                told["in plain torch: differ"] += run(alone) != first
-        wrong += sum(number for way, number in told.items() if "differ" in way)
-        print(f"{name}: " + ", ".join(f"{way} {number:,}" for way, number in told.items()))
+                seen["in plain torch: differ"] += run(alone) != first
+        wrong += sum(number for way, number in seen.items() if "differ" in way)
+        print(f"{name}: " + ", ".join(f"{way} {number:,}" for way, number in seen.items()), flush=True)
     return wrong
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=10_000, help="in all, shared between the methods")
+    parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="in all, shared between the methods")
-    parser.add_argument("--distinct", type=int, default=60, help="different calls among them")
-    parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=sorted(METHODS))
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--distinct", type=int, default=60, help="different calls of each model")
+    parser.add_argument("--beds", nargs="+", help="methods of the pocket model, families, 7b; all of them if not given")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model-size", choices=["pocket", "7b"], default="pocket")
     parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=0)
-    parser.add_argument("--only", help=argparse.SUPPRESS)
-    parser.add_argument("--method", help=argparse.SUPPRESS)
+    parser.add_argument("--only", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    if given.only is not None:
-        model, processor, clip = load(given.device, given.model_size)
-        call, encoder = Calls(model, processor), clip if given.method.startswith("script") else None
-        with attach(model, METHODS[given.method], processor=processor, dual_encoder=encoder, cache_bytes=0):
-            print(json.dumps({number: call(number)[1] for number in json.loads(given.only)}))
-        return
-    if given.repeats:
-        raise SystemExit(1 if repeats(given.repeats, given.device) else 0)
-    given.calls //= len(given.methods)
-    given.seconds /= len(given.methods)
-    raise SystemExit(1 if sum(soak(method, given) for method in given.methods) else 0)
+    if given.only:
+        beds = make_beds(given.beds, given.device)
+        attach_all(beds, given.cuda_graphs, cache_bytes=0)
+        print(json.dumps({name: {n: bed(n)[1] for n in range(given.distinct)} for name, bed in beds.items()}))
+    else:
+        raise SystemExit(1 if (repeats(given.repeats, given.device) if given.repeats else soak(given)) else 0)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The short forms of the campaigns in benchmarks/: fuzz.py, faults.py and soak.py."""
 
+import importlib
 import os
 import random
 import subprocess
@@ -18,6 +19,11 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture(scope="module")
 def fuzz():
     return load_script("benchmarks/fuzz.py")
+
+
+@pytest.fixture(scope="module")
+def selections(fuzz):
+    return importlib.import_module("fuzz_cases.selections")
 
 
 @pytest.mark.parametrize(("name", "cases"), [("selections", 150), ("layouts", 200), ("images", 200), ("prompts", 12)])
@@ -41,25 +47,26 @@ def test_cases_that_were_wrong_once(fuzz, name, number):
     assert fuzz.run(name, 1, first=number)[1] == {}
 
 
-def test_the_references_of_the_fuzz_are_the_slow_ones(fuzz):
+def test_the_references_of_the_fuzz_are_the_slow_ones(selections):
     """Its numpy says what the obvious loops say."""
     for seed in range(5):
         tokens, query = reference.correlated_units(seed, 9, 6), reference.correlated_units(seed + 9, 2, 6)
-        cosines = fuzz.cosines(tokens, tokens)
+        cosines = selections.cosines(tokens, tokens)
         for graph in ("bipartite", "full"):
-            got = fuzz.scores64(cosines, 0.3, 5.0, graph)
+            got = selections.scores64(cosines, 0.3, 5.0, graph)
             np.testing.assert_allclose(got, reference.graph_scores(tokens.tolist(), 0.3, 5.0, graph))
         relevance = reference.relevance_scores(tokens.tolist(), query.tolist())
-        np.testing.assert_allclose(fuzz.relevance64(tokens, query), relevance)
+        np.testing.assert_allclose(selections.relevance64(tokens, query), relevance)
         kernel = np.array(reference.query_kernel(tokens.tolist(), relevance))
         order = reference.greedy(kernel, 4)
-        fuzz.check_order(kernel, order, None)
-        with pytest.raises(fuzz.Wrong, match="another would add"):
-            fuzz.check_order(kernel, order[::-1], None)
+        selections.check_order(kernel, order, None)
+        with pytest.raises(selections.Wrong, match="another would add"):
+            selections.check_order(kernel, order[::-1], None)
 
 
 def test_a_case_can_be_made_again(fuzz):
-    one, other = (fuzz.drawn_image(random.Random("0 images 7")) for _ in range(2))
+    media = importlib.import_module("fuzz_cases.media")
+    one, other = (media.drawn_image(random.Random("0 images 7")) for _ in range(2))
     assert one == other
 
 
@@ -71,12 +78,31 @@ def run(script, *words):
     return done.stdout
 
 
+def test_cases_shared_between_processes(fuzz, tmp_path):
+    """Together they are the cases of one process."""
+    said = run("fuzz.py", "layouts", "--cases", 21, "--seed", 1, "--jobs", 2, "--state", tmp_path)
+    assert "21 cases from 0 on (seed 1), 0 wrong" in said
+    alone = fuzz.run("layouts", 21, seed=1)[0]
+    assert [line for line in said.splitlines() if line.startswith("  ")] == [
+        f"  {kind}: {count}" for kind, count in sorted(alone.items())
+    ]
+
+
 def test_killed_runs_go_on():
     said = run("faults.py", "kill", "--kills", 2, "--commands", "eval", "--seed", 3)
+    assert "2 kills" in said
     assert "0 wrong" in said
 
 
 def test_soak():
-    said = run("soak.py", "--calls", 10, "--distinct", 3, "--threads", 2, "--methods", "script")
+    said = run(
+        "soak.py", "--calls", 24, "--distinct", 3, "--threads", 2, "--beds", "script", "qwen2_5_vl", "llava_next"
+    )
+    assert "24 calls of 3 models by 2 threads" in said
     assert "0 differ from a fresh process" in said
-    assert "after detach 0, and 0 modules changed" in said
+    assert "after detach 0 left, 0 modules changed" in said
+
+
+def test_the_same_again():
+    said = run("soak.py", "--repeats", 1)
+    assert "script: again 1, again: differ 0, beside two others 1" in said

@@ -123,6 +123,8 @@ class Pruner:
         self._cleanup = ExitStack()
         self._generate_before = model.__dict__.get("generate")
         self.cuda_graphs = use_cuda_graphs(model, cuda_graphs)  # first: graphs are for what we hand to generate
+        if self.cuda_graphs is not None:
+            questions.embed_by(self.cuda_graphs.text_tower)
         try:
             self._put_in_place(wrapper)
         except BaseException:

@@ -14,6 +14,7 @@ import torch
 from vlprune.cuda_graphs.capture import Capture, CompiledLayers, CudaGraphCapture, inspect_module
 from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs, NotCovered, capacity
 from vlprune.cuda_graphs.fused_modules import FusedModules
+from vlprune.cuda_graphs.text_tower import TextTowerGraphs
 from vlprune.cuda_graphs.vision_tower import find_towers, tower_forward
 from vlprune.pruning.generate import has_pruner
 
@@ -50,6 +51,8 @@ class GraphedModel:
         self._warned: set[str] = set()
         self._capture_failure: str | None = None
         self._captured_weights: Hashable = None
+        #: Embeds the questions of a pruner's dual encoder.
+        self.text_tower = TextTowerGraphs(model, self._get_capture, self._stop_capturing)
         self._patched: list[tuple[Any, str, Any]] = []
         self._original_forward: Callable[..., Any] = self._decoder.forward
         self._patch(self._decoder, "forward", self._wrap_forward(self._original_forward))
@@ -80,6 +83,7 @@ class GraphedModel:
                 thing.__dict__[name] = before
         self._patched = []
         self._decoder_graphs.clear()
+        self.text_tower.clear()
 
     @property
     def graph_count(self) -> int:

@@ -1,6 +1,6 @@
 """Text and image in one space: the CLIP or SigLIP that a model was built on, for relevance."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class DualEncoder:
         self._begins = not self._siglip and tokenizer.bos_token_id is not None  # whether a chunk has a first token
         if tokenizer.eos_token_id is None:
             raise ValueError("dual_encoder: its tokenizer has no end-of-text token.")
+        self.embed_one: Callable[[Any, list[int]], Tensor | None] = clip_text
         self._by_parts = not self._siglip and _parts_agree(encoder, self.chunks("a")[0])
 
     @property
@@ -81,7 +82,7 @@ class DualEncoder:
         chunks = [self.chunks(text) for text in texts]
         flat = [chunk for pieces in chunks for chunk in pieces]
         if len(flat) == 1 and self._by_parts and not self.encoder.training and self.pooling == "auto":
-            embeds = clip_text(self.encoder, flat[0])
+            embeds = self.embed_one(self.encoder, flat[0])
             if embeds is not None:
                 return embeds.float()[None]
         width = self._length if self._siglip else max(map(len, flat))
@@ -112,30 +113,47 @@ class DualEncoder:
 def clip_text(encoder: Any, ids: list[int]) -> Tensor | None:
     """(1, c) what `CLIPModel.get_text_features` gives for one text, by the parts of its text tower alone.
 
-    A question has few tokens and a text tower few layers, so that much of that call is not arithmetic. Here there are
-    no masks, for one text has no padding, and the last layer is computed for the end token only, which is all that is
-    read of it. None without an end token.
+    A question has few tokens and a text tower few layers, so that much of that call is not arithmetic. None without an
+    end token.
     """
-    tower, config = encoder.text_model, encoder.config.text_config
-    end = max(ids) if config.eos_token_id == 2 else config.eos_token_id  # transformers: 2 stands in old configs
-    if end not in ids:
+    seen = up_to_end(encoder, ids)
+    if seen is None:
         return None
-    ids = ids[: ids.index(end) + 1]  # what follows is not seen: attention is causal
-    at = copy_to_device(torch.tensor([ids]), encoder.device)
-    x = tower.embeddings.token_embedding(at) + tower.embeddings.position_embedding.weight[: len(ids)]
+    at = copy_to_device(torch.tensor([[*seen, len(seen) - 1]]), encoder.device)
+    return clip_text_at_end(encoder, at)
+
+
+def up_to_end(encoder: Any, ids: list[int]) -> list[int] | None:
+    """The ids up to the end token, where the text is read: attention is causal. None without one."""
+    config = encoder.config.text_config
+    end = max(ids) if config.eos_token_id == 2 else config.eos_token_id  # transformers: 2 stands in old configs
+    return ids[: ids.index(end) + 1] if end in ids else None
+
+
+def clip_text_at_end(encoder: Any, given: Tensor) -> Tensor:
+    """(1, c) from (1, l + 1): l token ids, whatever follows the end token among them, and the end token's place.
+
+    The last layer is computed for the end token only, which is all that is read of it.
+    """
+    tower, heads_count = encoder.text_model, encoder.config.text_config.num_attention_heads
+    ids, end = given[:, :-1], given[0, -1:]
+    x = tower.embeddings.token_embedding(ids) + tower.embeddings.position_embedding.weight[: ids.shape[1]]
+    before = (torch.arange(ids.shape[1], device=ids.device) <= end)[None, None, None]
     *layers, last = tower.encoder.layers
 
     def heads(values: Tensor) -> Tensor:
-        return values.view(1, values.shape[1], config.num_attention_heads, -1).transpose(1, 2)
+        return values.view(1, values.shape[1], heads_count, -1).transpose(1, 2)
 
     for layer in (*layers, last):
         attention = layer.self_attn
         h = layer.layer_norm1(x)
         keys, values = heads(attention.k_proj(h)), heads(attention.v_proj(h))
+        options: dict[str, Any] = {"is_causal": True}
         if layer is last:
-            h, x = h[:, -1:], x[:, -1:]
-        seen = scaled_dot_product_attention(heads(attention.q_proj(h)), keys, values, is_causal=layer is not last)
-        x = x + attention.out_proj(seen.transpose(1, 2).reshape(x.shape))
+            h, x = h.index_select(1, end), x.index_select(1, end)
+            options = {"attn_mask": before}
+        attended = scaled_dot_product_attention(heads(attention.q_proj(h)), keys, values, **options)
+        x = x + attention.out_proj(attended.transpose(1, 2).reshape(x.shape))
         x = x + layer.mlp(layer.layer_norm2(x))
     return encoder.text_projection(tower.final_layer_norm(x[:, 0]))
 

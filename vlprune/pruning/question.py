@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,12 +80,17 @@ class QuestionFinder:
             )
         self._source = "clip" if self._dual is not None and wanted != "llm" else "llm"
 
+    def embed_by(self, embed_one: Callable[[Any, list[int]], Tensor | None]) -> None:
+        """Let the dual encoder, if there is one, embed a single text by this function in place of `clip_text`."""
+        if self._dual is not None:
+            self._dual.embed_one = embed_one
+
     def embed(
         self, rows: list[list[int]], wanted: Iterable[int], query: "str | Sequence[str | None] | None"
     ) -> "EmbeddedQuestions":
         """The embedded questions of the `wanted` rows, which have images.
 
-        Needs nothing of the images, so that it can be done before the vision tower's results are waited for.
+        Needs nothing of the images, so that it can be done while the device works on them.
         """
         found = self.find(rows, wanted, query) if self._needed else {}
         texts = {row: text for row, (text, _) in found.items()}

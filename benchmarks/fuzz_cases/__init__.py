@@ -1,0 +1,1 @@
+"""The cases of `benchmarks/fuzz.py`, one file a campaign."""

@@ -1,0 +1,65 @@
+"""CUDA graphs of a dual encoder's text tower, which reads the question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlprune.cuda_graphs.capture import Capture, inspect_module
+from vlprune.devices import copy_to_device
+from vlprune.pruning.dual_encoder import clip_text, clip_text_at_end, up_to_end
+
+#: Questions are filled up to a multiple of so many tokens, each of which has its graph.
+STEP = 16
+
+
+class TextTowerGraphs:
+    """Does what `clip_text` does, by graphs: one for each multiple of `STEP` tokens.
+
+    The text tower has to be on the device of `model`. `get_capture` says how to capture there, None where that cannot
+    be done; `on_failure` is told of a capture that failed.
+    """
+
+    def __init__(
+        self, model: Any, get_capture: Callable[[], Capture | None], on_failure: Callable[[Exception], None]
+    ) -> None:
+        self._model, self._get_capture, self._on_failure = model, get_capture, on_failure
+        self._graphs: dict[Hashable, tuple[Tensor, Callable[[], Tensor]]] = {}
+        self._captured: tuple[Any, Hashable] = (None, None)
+
+    def clear(self) -> None:
+        """Free the graphs."""
+        self._graphs.clear()
+
+    def __call__(self, encoder: Any, ids: list[int]) -> Tensor | None:
+        """(1, c) the embedding of one text of these token ids; None without an end token."""
+        capture, seen, device = self._get_capture(), up_to_end(encoder, ids), encoder.device
+        covered = device == self._model.device and not torch.is_autocast_enabled(device.type)
+        weights, hooked = inspect_module(encoder.text_model)
+        if capture is None or seen is None or not covered or hooked or torch.is_grad_enabled():
+            return clip_text(encoder, ids)
+        longest = encoder.text_model.embeddings.position_embedding.weight.shape[0]
+        length = min(-(-len(seen) // STEP) * STEP, longest)
+        given = torch.tensor([seen + [seen[-1]] * (length - len(seen)) + [len(seen) - 1]])
+        with torch.inference_mode(False):  # what is captured outlives an inference mode
+            try:
+                held, replay = self._get(encoder, given, weights, capture)
+            except RuntimeError as error:
+                self._on_failure(error)
+                return clip_text(encoder, ids)
+            held.copy_(copy_to_device(given, device))
+            return replay().clone()  # the next replay overwrites what a graph returns
+
+    def _get(self, encoder: Any, given: Tensor, weights: Hashable, capture: Capture) -> Any:
+        """The memory that a graph of this length reads from, and its replay."""
+        if self._captured != (encoder, weights):
+            self._graphs.clear()
+            self._captured = (encoder, weights)
+        length = given.shape[1]
+        if length not in self._graphs:
+            held = given.to(encoder.device)
+            self._graphs[length] = held, capture(lambda: clip_text_at_end(encoder, held))
+        return self._graphs[length]
