@@ -19,5 +19,14 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
+def is_fault(error: BaseException) -> bool:
+    """Whether a caught error is a fault of the code that ran, or a panic of a library in Rust: not Ctrl-C, not an exit.
+
+    >>> is_fault(ValueError()), is_fault(KeyboardInterrupt()), is_fault(SystemExit())
+    (True, False, False)
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 class UserError(Exception):
     """Something the user can put right; the message is one plain sentence, and the program ends with code 2."""

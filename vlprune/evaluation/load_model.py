@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlprune.errors import UserError
+from vlprune.errors import UserError, is_fault
 
 #: Endings of files that pickle weights.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -199,7 +199,9 @@ def explain_load_errors(option: str, what: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_fault(error):
+            raise
         causes = [error.__cause__, error.__context__, error]
         if any(isinstance(cause, GatedRepoError) for cause in causes):
             raise UserError(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlprune.errors import UserError, describe_error
+from vlprune.errors import UserError, describe_error, is_fault
 from vlprune.evaluation.load_model import LoadedModel, announce_hub_lookup, explain_load_errors
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def prepare_inputs(loaded: LoadedModel, shown: Image.Image | Clip, question: str
         inputs = loaded.processor(text=prompt, return_tensors="pt", **given).to(loaded.model.device)
     except MemoryError:
         raise
-    except Exception as error:  # a checkpoint's processor may say anything at all, and raise anything on it
+    except BaseException as error:  # a checkpoint's processor may say anything at all, and raise anything on it
+        if not is_fault(error):
+            raise
         said = str(error).rstrip(".") if isinstance(error, ValueError) else describe_error(error)
         raise UserError(f"--model {loaded.name} cannot take this {kind} ({said}).") from error
     dtype = loaded.model.dtype
@@ -106,7 +108,9 @@ def explain_method_errors(loaded: LoadedModel, method: Method) -> Iterator[None]
         raise UserError(f"--model {loaded.name}: {error}") from error
     except (MemoryError, torch.OutOfMemoryError, UserError):
         raise
-    except Exception as error:  # a checkpoint's config may say anything at all, and its model raise anything on it
+    except BaseException as error:  # a checkpoint's config may say anything at all, and its model raise anything on it
+        if not is_fault(error):
+            raise
         raise UserError(f"--model {loaded.name} cannot answer ({describe_error(error)}).") from error
 
 
