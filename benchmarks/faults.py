@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from typing import Any
 
 import vlprune
 
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch reads it
 PACKAGE = str(Path(vlprune.__file__).parent)
 
 
@@ -143,6 +145,16 @@ def words_of(name: str, place: Path) -> list[str]:
     return [*COMMANDS[name], "--tasks", "pope,gqa", "--device", "cpu", "--batch", "4", "--task-folder", str(folder)]
 
 
+def import_all() -> None:
+    """What the children need, so that they need not import it; nothing is computed, as torch's threads do not fork."""
+    import transformers.models.auto.modeling_auto
+    import transformers.models.llava.modeling_llava  # noqa: F401
+
+    from vlprune import pocket  # noqa: F401
+    from vlprune.cli import app  # noqa: F401
+    from vlprune.evaluation import answers, load_model  # noqa: F401
+
+
 def run_child(words: list[str], folder: Path, after: float | None, touches: int | None, end: int) -> tuple[int, str]:
     """Run the program in a child, which ends itself by the signal `end` after so many seconds, or touches of a file.
 
@@ -175,9 +187,13 @@ def run_child(words: list[str], folder: Path, after: float | None, touches: int 
         from vlprune.cli.app import main
 
         main([*words, "--out", str(folder)])
+        code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(code)
 
 
@@ -262,13 +278,7 @@ def run_share(given: argparse.Namespace) -> Counter[str]:
     """The part of the campaign that is process `given.share`'s of `given.jobs`."""
     if given.campaign == "steps":
         return steps_campaign(1 + given.share * given.stride, given.stride * given.jobs)
-    import torch
-
-    from vlprune import pocket
-
-    torch.set_num_threads(1)  # threads do not survive a fork
-    loaded = pocket.load()
-    pocket.load = lambda: loaded
+    import_all()
     end = getattr(signal, f"SIG{given.signal}")
     kills = given.kills * (given.share + 1) // given.jobs - given.kills * given.share // given.jobs
     counts: Counter[str] = Counter()

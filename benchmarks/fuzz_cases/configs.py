@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fuzz_cases.expectations import Case, expect
 
@@ -21,13 +20,13 @@ FILES = ["config.json", "processor_config.json", "tokenizer_config.json", "token
 
 
 def make_config_case() -> Case:
+    import transformers.models.auto.modeling_auto
+    import transformers.models.llava.modeling_llava  # noqa: F401  nothing is computed: torch's threads do not fork
     from PIL import Image
 
     from vlprune import pocket
     from vlprune.evaluation import one_question  # noqa: F401  so that no child has to import it
 
-    torch.set_num_threads(1)  # threads do not survive a fork
-    pocket.load()
     place = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     photo = place / "photo.png"

@@ -91,6 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         verb = "opened" if error.errno in (errno.EACCES, errno.EPERM) else "written"
         sentence, code = f"{error.filename or 'the output'} cannot be {verb}: {why}.", 2
+    except (MemoryError, RuntimeError) as error:
+        if type(error).__name__ not in ("MemoryError", "OutOfMemoryError"):  # the second is torch's
+            raise
+        sentence, code = "there is not enough memory for this: a smaller image, batch or model needs less.", 2
     except (KeyboardInterrupt, typer.Abort):
         sentence, code = "stopped.", 130
     else:

@@ -268,7 +268,7 @@ def _name_hint(name: str) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _checked_class(name: str, config: dict[str, Any]) -> str:
+def _checked_class(name: str, config: Any) -> str:
     """Name of the checkpoint's class; raises if no family has it and the generic family cannot try it."""
     from difflib import get_close_matches
 
@@ -278,10 +278,15 @@ def _checked_class(name: str, config: dict[str, Any]) -> str:
     from vlprune.models.registry import mentions_images
 
     known = [kind for family in list_families() for kind in family.classes]
-    kind = (config.get("architectures") or [f"model of type {config.get('model_type')!r}"])[0]
+    if not isinstance(config, dict):
+        raise UserError(f"--model {name}: its config.json holds no settings.")
+    classes = config.get("architectures") or [f"model of type {config.get('model_type')!r}"]
+    if not isinstance(classes, list) or not isinstance(classes[0], str):
+        raise UserError(f"--model {name}: 'architectures' in its config.json must be a list of class names.")
+    kind = classes[0]
     if kind not in known and kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values():
         if not mentions_images(config):
             raise UserError(f"--model {name} is a {kind}, which takes no images; `vlprune models` lists those that do.")
         near = get_close_matches(kind, known, n=1, cutoff=0.0)[0]
         raise UserError(f"--model {name} is a {kind}, which is not supported; the nearest supported class is {near}.")
-    return str(kind)
+    return kind
