@@ -25,6 +25,7 @@ from prefill import KEEP, TEXT_TOKENS, WAYS, floor_seconds, measure_rates
 from torch.utils.flop_counter import FlopCounterMode
 
 from vlprune import Script, ScriptPlus, attach
+from vlprune.cuda_graphs import GraphedModel
 from vlprune.measure.architectures import build_text_tower, get_architecture
 
 QUESTION = "what is the colour of the small thing on the left of the picture?"
@@ -212,7 +213,7 @@ def measure_model(name, args, rates):
         + " ".join(f"{part:>15}" for part in names)
         + "   first token  faster  floor of prefill"
     )
-    methods = {"all tokens": Script(keep=1.0), "script": Script(keep=keep), "script_plus": ScriptPlus(keep=keep)}
+    methods = {"all tokens": None, "script": Script(keep=keep), "script_plus": ScriptPlus(keep=keep)}
     for way in args.ways:
         calls, tokens = {title: [] for title in methods}, {}
         for _ in range(args.rounds):  # in turns: a host that slows down slows all of them
@@ -220,9 +221,11 @@ def measure_model(name, args, rates):
                 tokens[title] = inputs["input_ids"].shape[1]
                 with ExitStack() as stack:
                     pruner = None
-                    if title != "all tokens" or way != "eager":
+                    if title != "all tokens":
                         given = {"cache_bytes": 0, "cuda_graphs": WAYS[way], **options}
                         pruner = stack.enter_context(attach(model, method, **given))
+                    elif way != "eager":
+                        stack.enter_context(GraphedModel(model, compile=way == "compile"))
                     calls[title] += time_calls(model, inputs, args.repeats)
                     if pruner is not None:
                         tokens[title] -= sum(record.before - record.after for record in pruner.records)
