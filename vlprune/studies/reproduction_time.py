@@ -27,11 +27,11 @@ class Speed(NamedTuple):
     step_graphs: Pair
 
 
-#: The rows of "What it takes" in docs/performance.md, by the model's name there.
+#: The rows of "What it takes" in docs/performance.md, by the model's name there; pruned by Script.
 SPEEDS = {
-    "LLaVA-1.5-7B": Speed(Pair(49.4, 76.4), Pair(31.1, 44.9), Pair(33.4, 19.9), Pair(7.4, 7.2)),
-    "LLaVA-NeXT-7B": Speed(Pair(120, 60.3), Pair(49.5, 37.1), Pair(94.8, 37.5), Pair(7.7, 7.4)),
-    "LLaVA-Video-7B": Speed(Pair(524, 283), Pair(39.5, 34.7), Pair(500, 270), Pair(14.8, 7.9)),
+    "LLaVA-1.5-7B": Speed(Pair(37.2, 40.8), Pair(21.9, 22.1), Pair(25.7, 19.5), Pair(6.3, 6.3)),
+    "LLaVA-NeXT-7B": Speed(Pair(105, 40.6), Pair(26.6, 29.2), Pair(89.1, 27.6), Pair(7.1, 6.3)),
+    "LLaVA-Video-7B": Speed(Pair(511, 246), Pair(19.1, 21.1), Pair(489, 241), Pair(14.2, 6.9)),
 }
 
 
@@ -42,9 +42,9 @@ def answer_seconds(model: str, gpu: str, tokens: int, *, pruned: bool) -> float:
     the first token, in reading memory for the others.
 
     >>> f"{answer_seconds('LLaVA-NeXT-7B', 'H200', 1, pruned=False):.2f}"
-    '0.12'
+    '0.10'
     >>> f"{answer_seconds('LLaVA-NeXT-7B', 'A100', 1, pruned=False):.2f}"
-    '0.30'
+    '0.28'
     """
     speed, at = SPEEDS[model], int(pruned)
     slower = [mine / its for mine, its in zip(GPUS["H200"], GPUS[gpu])]
