@@ -262,6 +262,9 @@ def main() -> None:
     else:
         import torch
 
+        import vlprune.cli.evaluate
+        import vlprune.evaluation.accuracy
+        import vlprune.evaluation.plots  # noqa: F401  so that no child has to import it
         from vlprune import pocket
 
         torch.set_num_threads(1)  # threads do not survive a fork
