@@ -132,7 +132,7 @@ LEFT = {
 def test_the_code_runs(page, tmp_path, monkeypatch):
     """Whatever is added to a page runs here, or fails here; of the pocket world's scenes a few."""
     drawn = pocket.scenes
-    monkeypatch.setattr(pocket, "scenes", lambda split, count, *more: drawn(split, min(count, 12), *more))
+    monkeypatch.setattr(pocket, "scenes", lambda seed, n, **more: drawn(seed, min(n, 12), **more))
     names = {"__name__": "example"} | GIVEN.get(page.name, lambda folder: {})(tmp_path)
     with isolated_registries(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of CUDA graphs, where there is no GPU
