@@ -151,8 +151,8 @@ def import_all() -> None:
     import transformers.models.llava.modeling_llava  # noqa: F401
 
     from vlprune import pocket  # noqa: F401
-    from vlprune.cli import app  # noqa: F401
-    from vlprune.evaluation import answers, load_model  # noqa: F401
+    from vlprune.cli import app, evaluate  # noqa: F401
+    from vlprune.evaluation import accuracy, load_model, plots  # noqa: F401
 
 
 def run_child(words: list[str], folder: Path, after: float | None, touches: int | None, end: int) -> tuple[int, str]:

@@ -9,13 +9,34 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 torch = pytest.importorskip("torch")
 
-#: Files that take longest.
-LONG = ("test_readme.py", "test_fused.py", "test_docs.py", "test_campaigns.py", "test_families.py")
+#: Files that take longest, the longest first.
+LONG = (
+    "tests/test_readme.py",
+    "tests/selection/test_fused.py",
+    "tests/models/test_families.py",
+    "tests/studies/test_studies.py",
+    "tests/cli/test_families.py",
+    "tests/pruning/test_compile.py",
+    "tests/test_campaigns.py",
+    "tests/pruning/layers/test_generate.py",
+    "tests/methods/test_on_models.py",
+    "tests/cli/test_refusals.py",
+    "tests/test_docs.py",
+    "tests/evaluation/test_prefix_cache.py",
+    "tests/test_wheel.py",
+)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """Let files begin in the order of the tests: left alone, xdist begins those with the most tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files first: two processes share the files, and neither is to wait for the other in the end."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    order = {config.rootpath / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from transformers.utils import is_torchvision_available
 
 from tests.support.llava_checkpoint import save_llava
 from tests.support.registries import isolated_registries
-from vlprune import Script, attach
+from vlprune import Script, attach, pocket
 from vlprune.cli.app import app, main
 from vlprune.models import list_families
 
@@ -129,8 +129,10 @@ LEFT = {
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in RUN_ELSEWHERE], ids=lambda page: page.name)
-def test_the_code_runs(page, tmp_path):
-    """Whatever is added to a page runs here, or fails here."""
+def test_the_code_runs(page, tmp_path, monkeypatch):
+    """Whatever is added to a page runs here, or fails here; of the pocket world's scenes a few."""
+    drawn = pocket.scenes
+    monkeypatch.setattr(pocket, "scenes", lambda seed, n, **more: drawn(seed, min(n, 12), **more))
     names = {"__name__": "example"} | GIVEN.get(page.name, lambda folder: {})(tmp_path)
     with isolated_registries(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of CUDA graphs, where there is no GPU

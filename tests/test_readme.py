@@ -26,6 +26,7 @@ from tests.support.without_cuda import cuda_or_cpu
 from tests.test_docs import ROOT, blocks, commands_in
 from vlprune import pocket
 from vlprune.cli.app import main
+from vlprune.measure.efficiency import measure_efficiency
 
 README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
@@ -64,6 +65,16 @@ def test_the_commands_are_found():
     assert {command[1] for command in COMMANDS} >= {"ask", "compare", "bench", "eval", "study", "report", "methods"}
 
 
+@pytest.fixture
+def few_repeats(monkeypatch):
+    """`vlprune bench` times each row once, not ten times, and after no warm-up."""
+    monkeypatch.setattr(
+        "vlprune.measure.efficiency.measure_efficiency",
+        lambda *args, **options: measure_efficiency(*args, **{**options, "repeats": 1, "warmup": 0}),
+    )
+
+
+@pytest.mark.usefixtures("few_repeats")
 @pytest.mark.parametrize("command", COMMANDS, ids=shlex.join)
 def test_a_command_of_the_shell(here, command, capsys):
     """In README's order: some go on from what others wrote."""

@@ -3,11 +3,20 @@
 import pytest
 import torch
 
+from tests.support import tiny_llava as tiny
 from tests.support.versions import needs_compile
 from vlprune import FastV, Random, Script, attach
 
 pytestmark = needs_compile
 GREEDY = {"do_sample": False, "max_new_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def weights(device):
+    """Of few layers, each of which takes its time to trace."""
+    vision = tiny.vision_config()
+    vision.num_hidden_layers = 1
+    return tiny.llava(vision=vision).to(device)
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 import copy
 import json
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -15,6 +13,19 @@ from vlprune.cli.options import parse_method
 from vlprune.errors import UserError
 from vlprune.studio.takeaway import long_python_code, method_code, python_code
 from vlprune.studio.visit import Asked, Visit
+
+
+@pytest.fixture
+def run_code(tmp_path, monkeypatch, capsys):
+    """Run Python as a program of its own would, but that what is imported need not be again: the lines it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(code):
+        capsys.readouterr()
+        exec(compile(code, "code", "exec"), {"__name__": "__main__"})
+        return capsys.readouterr().out.splitlines()
+
+    return call
 
 
 @pytest.fixture
@@ -122,7 +133,7 @@ def test_the_same_file_again_forgets_nothing(visit, asked, scene_file):
     assert not visit.has_image
 
 
-def test_files_and_code_reproduce_the_screen(visit, asked, tmp_path):
+def test_files_and_code_reproduce_the_screen(visit, asked, tmp_path, run_code):
     visit.select(asked)
     list(visit.ask(asked))
     kept = json.loads(visit.files(tmp_path)[-1].read_text())["tokens"]["kept"]
@@ -135,8 +146,7 @@ def test_files_and_code_reproduce_the_screen(visit, asked, tmp_path):
     ]
     assert Image.open(tmp_path / "kept.png").width > 500
     code, line = visit.code()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    answer, tokens = done.stdout.splitlines()
+    answer, tokens = run_code(code)
     assert json.loads(tokens) == kept
     assert answer == json.loads((tmp_path / "record.json").read_text())["answer"]
     assert line.endswith("--method script --keep 32 --show kept.png")
@@ -156,7 +166,7 @@ def test_the_command_line_reproduces_the_screen(visit, asked, tmp_path, program)
     assert json.loads(out)["answer"] == kept["answer"]
 
 
-def test_code_without_a_chat_template_runs_too(untemplated, photo, tmp_path):
+def test_code_without_a_chat_template_runs_too(untemplated, photo, tmp_path, run_code):
     from vlprune.evaluation.load_model import load_model
 
     visit = Visit(load_model(untemplated, None, "cpu"), threading.Lock(), parse_method)
@@ -165,8 +175,7 @@ def test_code_without_a_chat_template_runs_too(untemplated, photo, tmp_path):
     visit.files(tmp_path)
     kept = json.loads((tmp_path / "record.json").read_text())["tokens"]["kept"]
     code, _ = visit.code()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert json.loads(done.stdout.splitlines()[-1]) == [kept]
+    assert json.loads(run_code(code)[-1]) == [kept]
 
 
 def test_a_named_dual_encoder_is_in_code_and_command(loaded, scene_file, asked):
