@@ -21,7 +21,7 @@ test-matrix: $(STAMP)  ## the core tests on the oldest and newest torch and tran
 	  python=$${cell%%=*}; versions=$${cell#*=}; torch=$${versions%%=*}; transformers=$${versions#*=}; place=.venv-matrix/$$python-$${torch:-new}; \
 	  echo "== Python $$python, torch $${torch:-newest}, transformers $${transformers:-newest}"; \
 	  $(BIN)/uv venv -q --allow-existing --python $$python $$place; \
-	  UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install -q --python $$place/bin/python -e ".[video,studies]" pytest pytest-xdist hypothesis peft accelerate \
+	  UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install -q --python $$place/bin/python -e ".[video,studies]" pytest pytest-xdist hypothesis peft accelerate setuptools \
 	    "torch$${torch:+==$$torch}" "transformers$${transformers:+==$$transformers}"; \
 	  $$place/bin/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider $(CORE); \
 	done

@@ -1,5 +1,7 @@
 """LLaVA over vision towers of every kind: real classes, tiny random weights."""
 
+import inspect
+
 import pytest
 import torch
 from transformers import (
@@ -173,6 +175,8 @@ def test_images_that_were_encoded_beforehand():
     """They lie as the same images from pixels do."""
     case = next(case for case in CASES if case.name == "registers")
     model, samples = case.model(), case.samples("single")
+    if "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
+        pytest.skip("this transformers has no mm_encoder_outputs")
     batch = case.batch(samples)
     with torch.no_grad():
         output = model.model.get_image_features(batch["pixel_values"])
