@@ -88,7 +88,7 @@ def raised_at(step: int, error: type[BaseException], call: Callable[[], Any]) ->
     return False
 
 
-def steps_campaign(first: int, stride: int) -> Counter[str]:
+def steps_campaign(names: list[str], first: int, stride: int) -> Counter[str]:
     """Raise errors at every `stride`-th step of a generate and of a direct call; how many, and how many went wrong."""
     import torch
 
@@ -103,7 +103,8 @@ def steps_campaign(first: int, stride: int) -> Counter[str]:
         "forward": lambda: model(**inputs).logits,
     }
     counts: Counter[str] = Counter()
-    for method in (Script(keep=16), VisionZip(keep=16), FastV(keep=64)):
+    methods = {method.name: method for method in (Script(keep=16), VisionZip(keep=16), FastV(keep=64))}
+    for method in map(methods.__getitem__, names):
         encoder = clip if method.name == "script" else None
         for name, call in calls.items():
             for error in (KeyboardInterrupt, torch.OutOfMemoryError):
@@ -277,7 +278,7 @@ def kill_campaign(name: str, kills: int, end: int, seed: str, place: Path) -> Co
 def run_share(given: argparse.Namespace) -> Counter[str]:
     """The part of the campaign that is process `given.share`'s of `given.jobs`."""
     if given.campaign == "steps":
-        return steps_campaign(1 + given.share * given.stride, given.stride * given.jobs)
+        return steps_campaign(given.methods, 1 + given.share * given.stride, given.stride * given.jobs)
     import_all()
     end = getattr(signal, f"SIG{given.signal}")
     kills = given.kills * (given.share + 1) // given.jobs - given.kills * given.share // given.jobs
@@ -292,6 +293,8 @@ def run_share(given: argparse.Namespace) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("campaign", choices=["steps", "kill"])
+    methods = ["script", "visionzip", "fastv"]
+    parser.add_argument("--methods", nargs="+", choices=methods, default=methods, help="whose steps")
     parser.add_argument("--stride", type=int, default=1, help="every so many steps")
     parser.add_argument("--kills", type=int, default=200, help="of each command")
     parser.add_argument("--signal", choices=["KILL", "INT"], default="KILL")
