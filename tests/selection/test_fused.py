@@ -14,11 +14,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support.versions import needs_interpreter
 from vlprune.selection import dispatch, select_script, use_fused
 
 CASES = Path(__file__).with_name("fused_cases.py")
 
 
+@needs_interpreter
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_fused_kernels():
     surroundings = {name: value for name, value in os.environ.items() if name != "VLPRUNE_FUSED"}
