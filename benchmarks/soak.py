@@ -195,7 +195,13 @@ def make_beds(names: Iterable[str] | None, device: str) -> dict[str, Bed]:
 
 
 def attach_all(beds: dict[str, Bed], cuda_graphs: bool, cache_bytes: int) -> list[Any]:
+    """Attach to every model; on a CPU, tapes take the place of CUDA graphs."""
     more = {"cuda_graphs": True} if cuda_graphs else {}
+    if cuda_graphs and not torch.cuda.is_available():
+        from tests.support.tape import capture_on_tape
+        from vlprune.cuda_graphs.graphed_model import GraphedModel
+
+        GraphedModel._get_capture = lambda self: capture_on_tape
     return [attach(bed.model, bed.method, cache_bytes=cache_bytes, **bed.options, **more) for bed in beds.values()]
 
 
@@ -337,7 +343,7 @@ def main() -> None:
     parser.add_argument("--distinct", type=int, default=60, help="different calls of each model")
     parser.add_argument("--beds", nargs="+", help="methods of the pocket model, families, 7b; all of them if not given")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--cuda-graphs", action="store_true")
+    parser.add_argument("--cuda-graphs", action="store_true", help="on a CPU, tapes: one run's operations, done again")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--only", action="store_true", help=argparse.SUPPRESS)

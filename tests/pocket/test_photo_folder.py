@@ -138,3 +138,9 @@ def test_pickles_and_weights_that_do_not_fit_are_refused(trained, folder, tmp_pa
     with pytest.raises(FileNotFoundError, match=r"there is no model\.safetensors"):
         write_folder(tmp_path / "nothing", tmp_path / "out")
     assert json.loads((broken / "config.json").read_text())["model_type"] == "llava"
+
+
+def test_no_place_of_the_training_machine_is_told(trained, folder):
+    assert "_name_or_path" in (trained / "config.json").read_text()
+    for settings in folder.rglob("*.json"):
+        assert "_name_or_path" not in settings.read_text()

@@ -8,6 +8,7 @@ leave the smallest only −1, 0 and 1.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,7 +95,18 @@ def write_folder(trained: Path, folder: Path) -> int:
     for name in [*_SETTINGS, *(f"clip/{name}" for name in _SETTINGS)]:
         if (trained / name).is_file():
             shutil.copyfile(trained / name, folder / name)
+    for config in (folder / "config.json", folder / "clip" / "config.json"):
+        config.write_text(json.dumps(_without_paths(json.loads(config.read_text())), indent=2) + "\n")
     return (folder / WEIGHTS).stat().st_size
+
+
+def _without_paths(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings without the places that the parts were read from when the model was trained."""
+    return {
+        name: _without_paths(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name != "_name_or_path"
+    }
 
 
 def load_folder(folder: Path) -> tuple[Any, Any, tuple[Any, Any]]:
