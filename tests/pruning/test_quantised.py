@@ -4,16 +4,26 @@ import importlib.util
 
 import pytest
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor, BitsAndBytesConfig
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AwqConfig,
+    BitsAndBytesConfig,
+    GPTQConfig,
+    LlavaForConditionalGeneration,
+)
 
+from tests.support import llava_reference as reference
+from tests.support import tiny_llava as tiny
 from vlprune import FastV, Script, VisionZip, attach, pocket
 
 GREEDY = {"do_sample": False, "max_new_tokens": 4}
 METHODS = [Script(keep=9), VisionZip(keep=9), FastV(keep=9)]
 
 
-def needs(package):
-    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package}")
+def needs(*packages):
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {' and '.join(missing)}")
 
 
 def check_pruned(model, processor, inputs, method):
@@ -59,3 +69,113 @@ def test_bitsandbytes_nf4(device):
     image = torch.zeros(3, 192, 192, dtype=torch.uint8)
     inputs = processor(images=image, text="USER: <image> is there a red star? ASSISTANT:", return_tensors="pt")
     check_pruned(model.eval(), processor, inputs.to(device), Script(keep=9))
+
+
+def check_answers(model, processor, batch):
+    """The kept tokens are answered from as the quantised model answers a prompt with no others."""
+    steps = GREEDY["max_new_tokens"]
+    expected = reference.padded(reference.answers(model, batch, 9, steps), steps)
+    assert not torch.equal(reference.new_tokens(model.generate(**batch, **GREEDY), batch, steps), expected)
+    with attach(model, Script(keep=9), processor=processor):
+        assert torch.equal(reference.new_tokens(model.generate(**batch, **GREEDY), batch, steps), expected)
+
+
+def wider():
+    """The tiny LLaVA with widths that are multiples of 32, as GPTQ's packing wants them."""
+    config = tiny.llava().config
+    config.text_config.num_key_value_heads = config.text_config.num_attention_heads
+    config.text_config.intermediate_size = 64
+    model = tiny.loud(LlavaForConditionalGeneration._from_config(config), seed=0)
+    model.generation_config.eos_token_id = tiny.VOCAB - 1
+    return model
+
+
+def check_packed(model, kind):
+    """All linear layers of the language model are of this kind."""
+    language = model.model.language_model
+    assert not any(isinstance(module, torch.nn.Linear) for module in language.modules())
+    assert sum(type(module).__name__ == kind for module in language.modules()) == 7 * len(language.layers)
+
+
+@pytest.fixture(scope="module")
+def gptq(processor, device, tmp_path_factory):
+    """Calibrated on a few words, saved, and loaded as a GPTQ checkpoint is."""
+    folder = tmp_path_factory.mktemp("gptq")
+    model = wider()
+    model.save_pretrained(folder / "plain")
+    model.config.use_cache = True  # optimum reads it, and LLaVA's config has none
+    settings = GPTQConfig(
+        bits=4,
+        group_size=16,
+        tokenizer=processor.tokenizer,
+        dataset=["USER : what color is the cat ? ASSISTANT : it is red and blue ."] * 8,
+        block_name_to_quantize="model.language_model.layers",
+        model_seqlen=64,
+        backend="torch",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPTQMODEL_DISABLE_PACK_EXT", "1")  # or packing compiles a C++ extension
+        model = AutoModelForImageTextToText.from_pretrained(
+            folder / "plain", config=model.config, quantization_config=settings, device_map={"": device}
+        )
+    model.config.quantization_config.backend = "torch"  # optimum forgets it, and the default compiles a kernel
+    model.save_pretrained(folder / "packed")
+    return AutoModelForImageTextToText.from_pretrained(folder / "packed", device_map={"": device}).eval()
+
+
+def pack_awq(linear, group=16):
+    """Four bits with a scale and a zero for each group of inputs, in AWQ's layout."""
+    from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
+
+    width, height = linear.in_features, linear.out_features
+    packed = AwqTorchLinear(4, group, sym=False, desc_act=False, in_features=width, out_features=height)
+    weight = linear.weight.data.view(height, -1, group)
+    least, most = weight.amin(-1).clamp(max=0), weight.amax(-1).clamp(min=0)
+    scale = ((most - least) / 15).half().float()
+    zero = (-least / scale).round().clamp(0, 15)
+    steps = (weight / scale[..., None] + zero[..., None]).round().clamp(0, 15)
+    linear.weight.data = ((steps - zero[..., None]) * scale[..., None]).view(height, width)
+    packed.pack(linear, scale, zero)
+    return packed
+
+
+@pytest.fixture(scope="module")
+def awq(device, tmp_path_factory):
+    """Packed here, as transformers does not quantise by AWQ, and loaded as an AWQ checkpoint is."""
+    folder = tmp_path_factory.mktemp("awq")
+    model = wider()
+    for name, module in list(model.model.language_model.named_modules()):
+        if isinstance(module, torch.nn.Linear):
+            model.model.language_model.set_submodule(name, pack_awq(module))
+    plain = ["model.vision_tower", "model.multi_modal_projector", "lm_head"]
+    model.config.quantization_config = AwqConfig(
+        bits=4, group_size=16, backend="torch_awq", modules_to_not_convert=plain
+    )
+    model.save_pretrained(folder)
+    return AutoModelForImageTextToText.from_pretrained(folder, device_map={"": device}).eval()
+
+
+@needs("gptqmodel", "optimum")
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_gptq(gptq, processor, single, method):
+    check_packed(gptq, "TorchLinear")
+    check_pruned(gptq, processor, single, method)
+
+
+@needs("gptqmodel", "optimum")
+@pytest.mark.parametrize("batch", ["single", "ragged"])
+def test_gptq_equals_the_reference(request, gptq, processor, batch):
+    check_answers(gptq, processor, request.getfixturevalue(batch))
+
+
+@needs("gptqmodel", "accelerate")
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_awq(awq, processor, single, method):
+    check_packed(awq, "AwqTorchLinear")
+    check_pruned(awq, processor, single, method)
+
+
+@needs("gptqmodel", "accelerate")
+@pytest.mark.parametrize("batch", ["single", "ragged"])
+def test_awq_equals_the_reference(request, awq, processor, batch):
+    check_answers(awq, processor, request.getfixturevalue(batch))
