@@ -19,8 +19,10 @@ def ask_pypi(name: str) -> tuple[str, list[str]] | None:
     try:
         with urllib.request.urlopen(f"https://pypi.org/pypi/{name}/json", timeout=60) as reply:
             found = json.load(reply)
-    except urllib.error.HTTPError:
-        return None
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise
     return found["info"]["version"], [one["id"] for one in found["vulnerabilities"]]
 
 

@@ -117,7 +117,8 @@ def steps_campaign(names: list[str], first: int, stride: int) -> Counter[str]:
                             raised += raised_at(step, error, call)
                             differed += not torch.equal(call(), expected)
                     differed += not torch.equal(call(), plain)
-                counts += Counter({f"errors, {method.name}": raised, "wrong": differed})
+                steps = len(range(first, total + 1, stride))
+                counts += Counter({f"steps, {method.name}": steps, f"errors, {method.name}": raised, "wrong": differed})
                 if differed:
                     print(f"{method.name}, {name}, {error.__name__}: {differed} of {raised} errors wrong", flush=True)
     return counts
@@ -255,7 +256,7 @@ def kill_campaign(name: str, kills: int, end: int, seed: str, place: Path) -> Co
             done, at_files = done + 1, at_files + by_files
             broken = broken_files(folder) if folder.exists() else []
             expected_end = (
-                os.WIFSIGNALED(status)
+                os.WIFSIGNALED(status) and os.WTERMSIG(status) == end
                 if end == signal.SIGKILL
                 else os.WIFEXITED(status) and os.WEXITSTATUS(status) == 130 and "Traceback" not in said
             )
@@ -311,9 +312,11 @@ def main() -> None:
     children = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for words in shares]
     for child in children:
         said = child.communicate()[0].splitlines()
-        if child.returncode != 0:
-            raise SystemExit(f"a process ended with {child.returncode}")
         print("\n".join(said[:-1]))
+        if child.returncode != 0:
+            for other in children:
+                other.kill()
+            raise SystemExit(f"a process ended with {child.returncode}")
         counts += Counter(json.loads(said[-1]))
     wrong = counts.pop("wrong", 0)
     print(", ".join(f"{count:,} {what}" for what, count in counts.items()))

@@ -64,7 +64,7 @@ def run(name: str, cases: int, seed: int = 0, first: int = 0, seconds: float = f
                 wrong[number] = f"{type(error).__name__}: {error}"
             number += 1
             if tell is not None and (number % 100 == 0 or number - 1 in wrong):
-                tell(number, wrong.get(number - 1))
+                tell(number, wrong.get(number - 1), kinds)
     return kinds, wrong, number
 
 
@@ -73,18 +73,17 @@ def run_share(given: Any, first: int, cases: int, file: Path) -> None:
     kept = json.loads(file.read_text()) if file.is_file() else {"next": first, "wrong": {}, "kinds": {}, "memory": 0}
     before = Counter(kept["kinds"])
 
-    def tell(number: int, what: str | None) -> None:
+    def tell(number: int, what: str | None, kinds: Counter[str]) -> None:
         if what is not None:
             kept["wrong"][str(number - 1)] = what
             print(f"case {number - 1}: {what}", flush=True)
-        kept["next"] = number
+        kept["next"], kept["kinds"] = number, before + kinds
+        kept["memory"] = max(kept["memory"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
         _write(file, kept)
 
     left = first + cases - kept["next"]
     kinds, _, number = run(given.campaign, max(0, left), given.seed, kept["next"], given.seconds, tell)
-    kept["kinds"] = before + kinds
-    kept["memory"] = max(kept["memory"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
-    tell(number, None)
+    tell(number, None, kinds)
 
 
 def _write(file: Path, content: Any) -> None:
@@ -135,7 +134,8 @@ def main() -> None:
         f"{given.campaign}: {done:,} cases from {given.first:,} on (seed {given.seed}), {wrong} wrong, "
         f"{time.time() - begun:.0f} s by {given.jobs} processes, at most {max(s['memory'] for s in kept):.2f} GiB each"
     )
-    raise SystemExit(1 if wrong or done < given.cases else 0)
+    lost = done < given.cases and given.seconds == float("inf")  # a process has died
+    raise SystemExit(1 if wrong or lost else 0)
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ class Bed:
         """The prompt of a second turn, from what was said until then (1, S)."""
         raise NotImplementedError
 
-    def __call__(self, number: int) -> tuple[str, list[int]]:
-        """The kind of the call, and what came out of it, as numbers."""
+    def __call__(self, number: int) -> tuple[str, list[Any]]:
+        """The kind of the call, and what came out of it: tokens, or an error's kind and words."""
         draw = random.Random(number)
         kind = draw.choice(self.kinds)
         with torch.no_grad():
@@ -97,7 +97,7 @@ class Bed:
         return self.model(**self.inputs(draw, 1, 1)).logits[0, -1].topk(3).indices.tolist()
 
     def _error(self, draw: random.Random) -> Any:
-        inputs, kind = self.inputs(draw, 1, 1), draw.choice(["embeddings", "layer", "shape"])
+        inputs, kind = self.inputs(draw, 1, 1), draw.choice(["embeddings", "logits", "shape"])
         try:
             if kind == "embeddings":
                 given = {name: value for name, value in inputs.items() if name not in ("input_ids", "attention_mask")}
@@ -107,8 +107,8 @@ class Bed:
             else:
                 self._generate(inputs, logits_processor=[_explode])
         except (ValueError, RuntimeError, TypeError) as error:
-            return [len(type(error).__name__)]
-        return [0]
+            return [type(error).__name__, str(error)]
+        raise AssertionError(f"{kind}: no error came")
 
 
 def _explode(ids: Any, scores: Any) -> Any:
@@ -197,7 +197,7 @@ def make_beds(names: Iterable[str] | None, device: str) -> dict[str, Bed]:
 def attach_all(beds: dict[str, Bed], cuda_graphs: bool, cache_bytes: int) -> list[Any]:
     """Attach to every model; on a CPU, tapes take the place of CUDA graphs."""
     more = {"cuda_graphs": True} if cuda_graphs else {}
-    if cuda_graphs and not torch.cuda.is_available():
+    if cuda_graphs and all(bed.model.device.type == "cpu" for bed in beds.values()):
         from tests.support.tape import capture_on_tape
         from vlprune.cuda_graphs.graphed_model import GraphedModel
 
@@ -233,6 +233,7 @@ def count_hooks(beds: dict[str, Bed]) -> int:
 
 
 def attributes(beds: dict[str, Bed]) -> dict[tuple[str, str], set[str]]:
+    """The names of what each module holds."""
     return {(name, place): set(vars(m)) for name, bed in beds.items() for place, m in bed.model.named_modules()}
 
 
@@ -294,18 +295,22 @@ def soak(given: Any) -> int:
             for future in [pool.submit(one, index) for index in range(given.calls)]:
                 future.result(600)
     files, hooks, took = open_files(), count_hooks(beds) - own, time.time() - begun
+    graphs = [pruner.cuda_graphs.graph_count for pruner in pruners if pruner.cuda_graphs is not None]
     for pruner in pruners:
         pruner.detach()
     gc.collect()
     left = count_hooks(beds) - own
-    changed = [place for place, names in attributes(beds).items() if names - before[place]]
+    changed = [place for place, names in attributes(beds).items() if names != before[place]]
     print(f"{done:,} calls of {len(beds)} models by {given.threads} threads in {took:.0f} s (seed {given.seed})")
     print(f"{wrong} differ from a fresh process; {told(memory, 'memory')}; {opened} to {files} open files")
     if device_memory:
         print(told(device_memory, "GPU"))
+    if graphs:
+        print(f"{sum(graphs)} graphs held at the end, by {sum(map(bool, graphs))} of the models")
+        wrong += not any(graphs)
     print(f"{hooks} hooks; after detach {left} left, {len(changed)} modules changed")
     print(", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items())))
-    return wrong + left + len(changed)
+    return wrong + left + len(changed) + (done == 0)
 
 
 def repeats(count: int, device: str) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support import selection_reference as reference
 from tests.support.scripts import load_script
@@ -81,6 +82,7 @@ def run(script, *words):
 def run_here(monkeypatch, capsys, script, *words):
     """The same in this process."""
     monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # what it sets would outlast the test
     with pytest.raises(SystemExit) as end:
         load_script(f"benchmarks/{script}").main()
     said = capsys.readouterr().out

@@ -28,5 +28,15 @@ def is_fault(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: Python's own, a GPU's, or, as torch says it in a plain RuntimeError, a CPU's.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    (True, True)
+    """
+    torch_says = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and torch_says)
+
+
 class UserError(Exception):
     """Something the user can put right; the message is one plain sentence, and the program ends with code 2."""

@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -94,7 +95,9 @@ def _ask(words: list[str], seconds: int = 60, memory: int = 6 * 2**30) -> None:
     said = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}.txt"
     child = os.fork()
     if not child:
+        code: Any = 70
         try:
+            signal.alarm(10 * seconds)  # a child that waits for ever uses no processor
             used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
             resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
@@ -103,7 +106,6 @@ def _ask(words: list[str], seconds: int = 60, memory: int = 6 * 2**30) -> None:
             os.dup2(errors, 2)
             from vlprune.cli.app import main
 
-            code: Any = 70
             try:
                 main(words)
             except SystemExit as end:

@@ -45,7 +45,9 @@ def test_same_embeddings(model, processor, clip, captures):
         for text in QUESTIONS:
             (ids,) = dual.chunks(text)
             lengths.add(-(-len(ids) // STEP))
-            torch.testing.assert_close(graphs(clip, ids), clip_text(clip, ids), **CLOSE)
+            found = graphs(clip, ids)
+            torch.testing.assert_close(found, clip_text(clip, ids), **CLOSE)
+            assert not found.requires_grad
             more = [*ids, *ids[1:]]  # a second text after the end
             torch.testing.assert_close(graphs(clip, more), clip_text(clip, ids), **CLOSE)
     assert len(made) == len(lengths)
@@ -67,10 +69,23 @@ def test_weights_that_move_are_captured_anew(model, processor, clip, captures):
     graphs, dual = TextTowerGraphs(model, lambda: capture, failed), DualEncoder(clip, processor.tokenizer, model)
     (ids,) = dual.chunks("cat")
     graphs(clip, ids)
-    layer = clip.text_model.encoder.layers[0].mlp.fc1
-    layer.weight = torch.nn.Parameter(layer.weight * 1.5)
-    torch.testing.assert_close(graphs(clip, ids), clip_text(clip, ids), **CLOSE)
-    assert len(made) == 2
+    for number, layer in enumerate([clip.text_model.encoder.layers[0].mlp.fc1, clip.text_projection]):
+        layer.weight = torch.nn.Parameter(layer.weight * 1.5)
+        torch.testing.assert_close(graphs(clip, ids), clip_text(clip, ids), **CLOSE)
+        assert len(made) == 2 + number
+
+
+def test_under_inference_mode(model, processor, clip, captures):
+    """Captured there, it serves outside as well."""
+    capture, made = captures
+    graphs, dual = TextTowerGraphs(model, lambda: capture, failed), DualEncoder(clip, processor.tokenizer, model)
+    (ids,) = dual.chunks("cat")
+    with torch.inference_mode():
+        found = graphs(clip, ids).clone()
+    with torch.no_grad():
+        torch.testing.assert_close(graphs(clip, ids), clip_text(clip, ids), **CLOSE)
+    torch.testing.assert_close(found.clone(), clip_text(clip, ids), **CLOSE)
+    assert len(made) == 1
 
 
 @torch.no_grad()
@@ -99,5 +114,6 @@ def test_attach_embeds_by_graphs(model, processor, clip, single, device, monkeyp
         with attach(model, Script(keep=5), **options) as pruner:
             out = [model.generate(**single, max_new_tokens=4, do_sample=False) for _ in range(2)]
             seen[graphs] = (out[-1].tolist(), pruner.last.kept.tolist())
+            assert not graphs or pruner.cuda_graphs.text_tower._graphs
         assert len(calls) == 2 * graphs
     assert seen[False] == seen[True]

@@ -23,7 +23,7 @@ from vlprune.cli.reproduce import reproduce
 from vlprune.cli.scene import scene
 from vlprune.cli.studio import studio
 from vlprune.cli.study import study
-from vlprune.errors import MethodError, UserError
+from vlprune.errors import MethodError, UserError, is_out_of_memory
 
 app = typer.Typer(
     name="vlprune",
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         verb = "opened" if error.errno in (errno.EACCES, errno.EPERM) else "written"
         sentence, code = f"{error.filename or 'the output'} cannot be {verb}: {why}.", 2
     except (MemoryError, RuntimeError) as error:
-        if type(error).__name__ not in ("MemoryError", "OutOfMemoryError"):  # the second is torch's
+        if not is_out_of_memory(error):
             raise
         sentence, code = "there is not enough memory for this: a smaller image, batch or model needs less.", 2
     except (KeyboardInterrupt, typer.Abort):

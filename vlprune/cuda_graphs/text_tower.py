@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlprune.cuda_graphs.capture import Capture, inspect_module
 from vlprune.devices import copy_to_device
@@ -33,18 +33,21 @@ class TextTowerGraphs:
     def clear(self) -> None:
         """Free the graphs."""
         self._graphs.clear()
+        self._captured = (None, None)
 
     def __call__(self, encoder: Any, ids: list[int]) -> Tensor | None:
         """(1, c) the embedding of one text of these token ids; None without an end token."""
         capture, seen, device = self._get_capture(), up_to_end(encoder, ids), encoder.device
         covered = device == self._model.device and not torch.is_autocast_enabled(device.type)
-        weights, hooked = inspect_module(encoder.text_model)
-        if capture is None or seen is None or not covered or hooked or torch.is_grad_enabled():
+        if capture is None or seen is None or not covered or torch.is_grad_enabled():
+            return clip_text(encoder, ids)
+        weights, hooked = inspect_module(nn.ModuleList([encoder.text_model, encoder.text_projection]))
+        if hooked:
             return clip_text(encoder, ids)
         longest = encoder.text_model.embeddings.position_embedding.weight.shape[0]
         length = min(-(-len(seen) // STEP) * STEP, longest)
-        given = torch.tensor([seen + [seen[-1]] * (length - len(seen)) + [len(seen) - 1]])
-        with torch.inference_mode(False):  # what is captured outlives an inference mode
+        with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
+            given = torch.tensor([seen + [seen[-1]] * (length - len(seen)) + [len(seen) - 1]])
             try:
                 held, replay = self._get(encoder, given, weights, capture)
             except RuntimeError as error:
@@ -60,6 +63,6 @@ class TextTowerGraphs:
             self._captured = (encoder, weights)
         length = given.shape[1]
         if length not in self._graphs:
-            held = given.to(encoder.device)
+            held = given.to(encoder.device, copy=True)
             self._graphs[length] = held, capture(lambda: clip_text_at_end(encoder, held))
         return self._graphs[length]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlprune.errors import UserError, is_fault
+from vlprune.errors import UserError, is_fault, is_out_of_memory
 
 #: Endings of files that pickle weights.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -202,6 +202,8 @@ def explain_load_errors(option: str, what: str) -> Iterator[None]:
     except BaseException as error:
         if not is_fault(error):
             raise
+        if is_out_of_memory(error):
+            raise UserError(f"{option} {what}: there is not enough memory to load it.") from error
         causes = [error.__cause__, error.__context__, error]
         if any(isinstance(cause, GatedRepoError) for cause in causes):
             raise UserError(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vlprune.errors import UserError, describe_error, is_fault
+from vlprune.errors import UserError, describe_error, is_fault, is_out_of_memory
 from vlprune.evaluation.load_model import LoadedModel, announce_hub_lookup, explain_load_errors
 
 if TYPE_CHECKING:
@@ -39,10 +39,8 @@ def prepare_inputs(loaded: LoadedModel, shown: Image.Image | Clip, question: str
         given = {"images": shown}
     try:
         inputs = loaded.processor(text=prompt, return_tensors="pt", **given).to(loaded.model.device)
-    except MemoryError:
-        raise
     except BaseException as error:  # a checkpoint's processor may say anything at all, and raise anything on it
-        if not is_fault(error):
+        if not is_fault(error) or is_out_of_memory(error):
             raise
         said = str(error).rstrip(".") if isinstance(error, ValueError) else describe_error(error)
         raise UserError(f"--model {loaded.name} cannot take this {kind} ({said}).") from error
@@ -93,8 +91,6 @@ def attach_pruner(loaded: LoadedModel, method: Method, question: str, features: 
 @contextmanager
 def explain_method_errors(loaded: LoadedModel, method: Method) -> Iterator[None]:
     """Turn errors about budgets, settings and models that do not go together into a one-sentence `UserError`."""
-    import torch
-
     from vlprune.errors import UnsupportedModel
 
     try:
@@ -106,10 +102,10 @@ def explain_method_errors(loaded: LoadedModel, method: Method) -> Iterator[None]
         raise UserError(f"--method {method.name}: {said}.") from error  # what this model does not give
     except UnsupportedModel as error:
         raise UserError(f"--model {loaded.name}: {error}") from error
-    except (MemoryError, torch.OutOfMemoryError, UserError):
+    except UserError:
         raise
     except BaseException as error:  # a checkpoint's config may say anything at all, and its model raise anything on it
-        if not is_fault(error):
+        if not is_fault(error) or is_out_of_memory(error):
             raise
         raise UserError(f"--model {loaded.name} cannot answer ({describe_error(error)}).") from error
 
