@@ -38,7 +38,7 @@ def _pool(query, mask, pooled, word, length, d, MASKED: tl.constexpr, BL: tl.con
     good = tl.abs(mean) < float("inf")
     tl.store(pooled + b * d + at, tl.where(good, mean, 0.0).to(tl.float32), mask=at < d)
     write_fault(word, (at < d) & (good == 0), BAD_QUERY, b, at)
-    write_fault(word, (at < d) & (count == 0), EMPTY_MASK, b, at)
+    write_fault(word, (at < d) & (tl.zeros_like(at) + count == 0), EMPTY_MASK, b, at)
 
 
 @triton.jit
