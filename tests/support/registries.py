@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from unittest import mock
 
 from vlprune import entry_points
@@ -37,8 +36,8 @@ def installed(group: str, **points: object) -> Iterator[None]:
                 raise self.made
             return self.made
 
-    def find(*, group: str, wanted: str = group) -> list[Point]:
-        return [Point(name, value) for name, value in points.items()] if group == wanted else []
+    def find(asked: str) -> list[Point]:
+        return [Point(name, value) for name, value in points.items()] if asked == group else []
 
-    with isolated_registries(), mock.patch.object(metadata, "entry_points", find):
+    with isolated_registries(), mock.patch.object(entry_points, "find_entry_points", find):
         yield
