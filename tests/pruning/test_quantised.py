@@ -155,27 +155,21 @@ def awq(device, tmp_path_factory):
     return AutoModelForImageTextToText.from_pretrained(folder, device_map={"": device}).eval()
 
 
-@needs("gptqmodel", "optimum")
+PACKED = [
+    pytest.param("gptq", "TorchLinear", marks=needs("gptqmodel", "optimum")),
+    pytest.param("awq", "AwqTorchLinear", marks=needs("gptqmodel", "accelerate")),
+]
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_gptq(gptq, processor, single, method):
-    check_packed(gptq, "TorchLinear")
-    check_pruned(gptq, processor, single, method)
+@pytest.mark.parametrize(("packed", "kind"), PACKED)
+def test_four_bits(request, packed, kind, processor, single, method):
+    model = request.getfixturevalue(packed)
+    check_packed(model, kind)
+    check_pruned(model, processor, single, method)
 
 
-@needs("gptqmodel", "optimum")
 @pytest.mark.parametrize("batch", ["single", "ragged"])
-def test_gptq_equals_the_reference(request, gptq, processor, batch):
-    check_answers(gptq, processor, request.getfixturevalue(batch))
-
-
-@needs("gptqmodel", "accelerate")
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_awq(awq, processor, single, method):
-    check_packed(awq, "AwqTorchLinear")
-    check_pruned(awq, processor, single, method)
-
-
-@needs("gptqmodel", "accelerate")
-@pytest.mark.parametrize("batch", ["single", "ragged"])
-def test_awq_equals_the_reference(request, awq, processor, batch):
-    check_answers(awq, processor, request.getfixturevalue(batch))
+@pytest.mark.parametrize(("packed", "kind"), PACKED)
+def test_four_bits_equal_the_reference(request, packed, kind, processor, batch):
+    check_answers(request.getfixturevalue(packed), processor, request.getfixturevalue(batch))
