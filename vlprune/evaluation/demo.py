@@ -1,7 +1,4 @@
-"""The demo's work: a drawn scene, asked about with all visual tokens and with those that a method keeps.
-
-The scene is a typical one, by a rule and not by eye: see `DEMO_SCENE`.
-"""
+"""The demo's work: an image, asked about with all visual tokens and with those that a method keeps."""
 
 from __future__ import annotations
 
@@ -9,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
-from vlprune import pocket
+from vlprune.evaluation.demo_scenes import DemoQuestion, DemoScene
 from vlprune.evaluation.load_model import LoadedModel
 from vlprune.evaluation.one_question import (
     attach_pruner,
@@ -26,21 +22,14 @@ from vlprune.evaluation.one_question import (
 from vlprune.measure import GenerationCost, measure_generate
 from vlprune.media.image import image_from_pixels
 from vlprune.methods import Method
-from vlprune.pocket.render import images, pack_scenes, things_under_grid
-from vlprune.pocket.world import Question, Scene
 from vlprune.record import Record
-
-PICTURED_KINDS = ("color", "digit", "where")  # of the questions that the picture shows
-#: Of the first 21 test scenes that have questions of all these kinds, the one for which relevance finds what is asked
-#: about (`rank_asked`, mean over the kinds, with Script) as well as it does in the middle: ten do better, ten worse.
-DEMO_SCENE = 18
 
 
 @dataclass(frozen=True)
 class DemoAnswer:
     """One question, its answers with all tokens and with the method's, what both cost, and what the method kept."""
 
-    question: Question
+    question: DemoQuestion
     answers: tuple[str, str]
     costs: tuple[GenerationCost, GenerationCost]
     record: Record
@@ -59,17 +48,15 @@ class DemoAnswer:
 class Demo:
     """A scene, the image as the model saw it, and what was answered about it."""
 
-    scene: Scene
+    scene: DemoScene
     seen: Image.Image
     answers: list[DemoAnswer]
 
     def picture(self) -> dict[str, Any]:
-        """The arguments of `show.save_picture`: a row for each question of the kinds in `PICTURED_KINDS`."""
-        from vlprune.show import Mark, picture_title
+        """The arguments of `show.save_picture`: a row for each question that is to be pictured."""
+        from vlprune.show import picture_title
 
-        rows = [answer for answer in self.answers if answer.question.kind in PICTURED_KINDS] or self.answers
-        things = [[self.scene.things[i] for i in answer.question.about] for answer in rows]
-        asked = [tokens_asked_about(self.scene, answer.question, answer.record.grid[0]) for answer in rows]
+        rows = [answer for answer in self.answers if answer.question.pictured] or self.answers
         return {
             "image": self.seen,
             "records": [answer.record for answer in rows],
@@ -79,21 +66,15 @@ class Demo:
                 )
                 for answer in rows
             ],
-            "marks": [[Mark(thing.x, thing.y, 1.3 * thing.radius) for thing in about] for about in things],
-            "panel_titles": [_describe_record(answer.record, tokens) for answer, tokens in zip(rows, asked)],
+            "marks": [list(answer.question.marks) for answer in rows],
+            "panel_titles": [_describe_record(answer.record, answer.question.asked) for answer in rows],
         }
-
-
-def tokens_asked_about(scene: Scene, question: Question, side: int) -> Tensor:
-    """Which tokens of a square grid have their middle on what the question is about: (side·side,) of true or false."""
-    things, _ = pack_scenes([scene])
-    under = things_under_grid(torch.from_numpy(things), side)[0]
-    return torch.isin(under, torch.tensor(question.about, dtype=under.dtype))
 
 
 def rank_asked(scores: Tensor, asked: Tensor) -> float:
     """How often a token that was asked about scores above another one, ties by half: the area under the ROC curve.
 
+    >>> import torch
     >>> rank_asked(torch.tensor([0.9, 0.1, 0.5, 0.5]), torch.tensor([True, False, True, False]))
     0.875
     """
@@ -112,25 +93,19 @@ def _describe_record(record: Record, asked: Tensor) -> dict[str, str]:
 
 
 def run_demo(
-    loaded: LoadedModel, method: Method, scene: int, repeats: int, tick: Callable[[str], None] = lambda what: None
+    loaded: LoadedModel, method: Method, scene: DemoScene, repeats: int, tick: Callable[[str], None] = lambda what: None
 ) -> Demo:
-    """Draw a scene of the test split and ask all there is to ask about it, with all tokens and with the method's.
-
-    `tick` is told what is done next.
-    """
-    (drawn,) = pocket.scenes("test", 1, start=scene)
-    (image,) = images([drawn])
-    questions = pocket.questions(drawn)
-    prompts = [prepare_inputs(loaded, image, question.text) for question in questions]
+    """Ask all questions of the scene, with all tokens and with the method's; `tick` is told what is done next."""
+    prompts = [prepare_inputs(loaded, scene.image, question.text) for question in scene.questions]
     answers = []
-    for i, (question, prompt) in enumerate(zip(questions, prompts)):
-        tick(f"answering {i + 1} of {len(questions)}")
+    for i, (question, prompt) in enumerate(zip(scene.questions, prompts)):
+        tick(f"answering {i + 1} of {len(prompts)}")
         answers.append(_answer_both_ways(loaded, method, question, prompt, repeats=repeats, warmup=int(i == 0)))
-    return Demo(drawn, image_from_pixels(prompts[0]["pixel_values"][0], loaded.processor), answers)
+    return Demo(scene, image_from_pixels(prompts[0]["pixel_values"][0], loaded.processor), answers)
 
 
 def _answer_both_ways(
-    loaded: LoadedModel, method: Method, question: Question, prompt: dict[str, Any], **options: int
+    loaded: LoadedModel, method: Method, question: DemoQuestion, prompt: dict[str, Any], **options: int
 ) -> DemoAnswer:
     """Answer with all tokens, then with the method's; `options` go to `measure_generate`."""
     plain = measure_generate(loaded.model, prompt, max_new_tokens=8, **options)
