@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from vlprune import pocket
 
-#: Of the test split: the scene of `vlprune demo`, and the first ones.
+#: Of the pocket model's test split: the scene of `vlprune demo`, and the first ones.
 SCENES = (18, 0, 1, 2)
+#: Photographs with cards: that of `vlprune demo`, and the first ones.
+PHOTO_SCENES = (2, 0, 1)
 
 
 class Example(NamedTuple):
@@ -17,6 +19,22 @@ class Example(NamedTuple):
 
     image: str
     question: str
+
+
+def examples_for(model: str, folder: Path) -> list[Example]:
+    """Images for the model of that name, written into a folder: photographs for the photo model, else drawn scenes."""
+    from vlprune.evaluation.demo_scenes import photo_scene
+    from vlprune.pocket.photo_folder import find_folder, is_photo_folder
+
+    photo = find_folder() if model == "photo" else Path(model)
+    if photo is None or not is_photo_folder(photo) or not (photo / "pictures").is_dir():
+        return draw_examples(folder)
+    examples = []
+    for number in PHOTO_SCENES:
+        scene, path = photo_scene(number, photo / "pictures"), folder / f"photo-{number}.png"
+        scene.image.save(path)
+        examples.append(Example(str(path), scene.questions[0].text))
+    return examples
 
 
 def draw_examples(folder: Path, scenes: Sequence[int] = SCENES) -> list[Example]:

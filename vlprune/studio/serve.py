@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlprune.errors import UserError
 from vlprune.evaluation.load_model import LoadedModel, with_loaded_clip
-from vlprune.studio.examples import draw_examples
+from vlprune.studio.examples import examples_for
 from vlprune.studio.fragments import ASSETS
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Server:
 
         self.loaded = with_loaded_clip(loaded)
         encoder = loaded.clip if isinstance(loaded.clip, str) else None
-        self._page = build_page(self.loaded, parse_method, draw_examples(self.folder), encoder)
+        self._page = build_page(self.loaded, parse_method, examples_for(loaded.name, self.folder), encoder)
         self.url = self._launch(port, browser)
 
     def _launch(self, port: int | None, browser: bool) -> str:
