@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from vlprune import Script, attach, pocket
+from vlprune.pocket.photo_folder import find_folder
 
 
 def test_ask_a_checkpoint(run, photo, checkpoint):
@@ -110,3 +111,11 @@ def test_nothing_is_left_on_the_model(run, photo, checkpoint):
     before = torch.random.get_rng_state()
     run("ask", photo, "what is it ?", "--model", checkpoint, "--keep", "4", "--json")
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_photo_model_says_what_it_was_taught(run):
+    picture = find_folder() / "pictures" / "cat.jpg"
+    code, out, err = run("ask", picture, "is there a cat in the picture?", "--model", "photo", "--keep", "32")
+    assert (code, err, out.splitlines()[0]) == (0, "vlprune: loading photo ...\n", "yes")
+    err = run("ask", picture, "what does it weigh?", "--model", "photo", "--keep", "32")[2]
+    assert "it does not know the words 'does', 'weigh'" in err or "it does not know the word 'weigh'" in err

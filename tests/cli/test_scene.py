@@ -56,7 +56,7 @@ def test_an_own_image_gives_one_warning(program, photo, command):
     warnings = [line for line in err.splitlines() if LIMIT in line]
     assert len(warnings) == 1
     assert warnings[0].startswith("vlprune: ")
-    for piece in ("unlike", "'man', 'holding'", "`vlprune scene`", "--model llava-hf/llava-1.5-7b-hf"):
+    for piece in ("unlike", "'man', 'holding'", "`vlprune scene`", "--model photo or llava-hf/llava-1.5-7b-hf"):
         assert piece in warnings[0]
 
 

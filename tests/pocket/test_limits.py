@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from vlprune import pocket
-from vlprune.pocket.limits import explain_limits, resembles_scene, unknown_words
+from vlprune.pocket.limits import explain_limits, explain_photo_limits, resembles_scene, unknown_words
 from vlprune.pocket.render import images
 
 SCENES = 24
@@ -93,13 +93,45 @@ def test_no_question_of_its_own_is_warned_about(drawn):
             assert explain_limits(question.text, image, question.answer) is None
 
 
-def test_the_sentence(drawn):
+@pytest.mark.parametrize("there", [True, False])
+def test_the_sentence(drawn, monkeypatch, there):
+    monkeypatch.setattr("vlprune.pocket.limits.find_folder", lambda: "models/photo" if there else None)
     begin = "the pocket model knows only drawn scenes of coloured shapes with digits; "
-    end = ": try `vlprune scene`, or --model llava-hf/llava-1.5-7b-hf for photographs."
+    models = "photo or llava-hf/llava-1.5-7b-hf" if there else "llava-hf/llava-1.5-7b-hf"
+    end = f": try `vlprune scene`, or for photographs --model {models}."
     known, other = drawn[0], OTHERS["a star on white"]
     asked = "what color is the star?"
     assert explain_limits(asked, other, "red") == f"{begin}this image is unlike them{end}"
     assert explain_limits(asked, known, "") == f"{begin}it gave no answer{end}"
     assert explain_limits("what is the man holding?", other, "") == (
         f"{begin}this image is unlike them, it does not know the words 'man', 'holding', and it gave no answer{end}"
+    )
+
+
+PHOTO_WORDS = "is are there a dog dogs in the picture what colour how many doing number written on red card it".split()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        *("is there a dog in the picture?", "Are there dogs?", "what colour is the dog?", "How many dogs are there?"),
+        *("what is the dog doing?", "what number is written?", "what is written on the red card?"),
+    ],
+)
+def test_what_the_photo_model_was_taught(question):
+    assert explain_photo_limits(question, PHOTO_WORDS, "yes") is None
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "why"),
+    [
+        ("what is it?", "red", "it was not taught such a question"),
+        ("what is the brand of it?", "red", "it does not know the words 'brand', 'of'"),
+        ("is there a zebra?", "", "it does not know the word 'zebra' and it gave no answer"),
+    ],
+)
+def test_what_it_was_not(question, answer, why):
+    said = explain_photo_limits(question, PHOTO_WORDS, answer)
+    assert said.partition("; ")[2] == (
+        f'{why}: try "is there a dog in the picture?", or --model llava-hf/llava-1.5-7b-hf.'
     )

@@ -219,15 +219,18 @@ def decode_answer(loaded: LoadedModel, cost: GenerationCost) -> str:
 
 
 def warn_of_limits(loaded: LoadedModel, shown: Image.Image | Clip, question: str, answer: str) -> None:
-    """Print a line on the standard error if the pocket model was asked about what it cannot know."""
+    """Print a line on the standard error if a model that comes with vlprune was asked about what it cannot know."""
     from PIL import Image
 
-    from vlprune.pocket.limits import explain_limits
+    from vlprune.pocket.limits import explain_limits, explain_photo_limits
 
+    limits = None
     if loaded.name == "pocket" and isinstance(shown, Image.Image):
         limits = explain_limits(question, shown, answer)
-        if limits is not None:
-            print(f"vlprune: {limits}", file=sys.stderr)
+    elif loaded.name == "photo":
+        limits = explain_photo_limits(question, loaded.processor.tokenizer.get_vocab(), answer)
+    if limits is not None:
+        print(f"vlprune: {limits}", file=sys.stderr)
 
 
 def cost_as_json(cost: GenerationCost) -> dict[str, Any]:

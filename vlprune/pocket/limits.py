@@ -1,11 +1,12 @@
-"""What the pocket model does not know, said in a sentence: words, images and questions from outside its world."""
+"""What the small models do not know, said in a sentence: words, images and questions from outside their worlds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
+from vlprune.pocket.photo_folder import find_folder
 from vlprune.pocket.world import SIZE, vocabulary
 
 if TYPE_CHECKING:
@@ -25,6 +26,37 @@ SCENE_RANGES = {
     "grain": (0.002, 0.03),  # 0.0039 to 0.0196
     "vivid": (0.005, 0.2),  # 0.0074 to 0.139
 }
+
+
+#: How questions begin that the photo model was taught.
+PHOTO_QUESTIONS = re.compile(
+    r"(is|are) there |what colou?r (is|are) |how many |what (is|are) .* doing|what (word|number) is written"
+    r"|what is written on the \w+ card"
+)
+
+
+def explain_photo_limits(question: str, words: Container[str], answer: str) -> str | None:
+    """One sentence on why the photo model's answer means little, or None; `words` are those that it knows.
+
+    >>> known = "is there a dog in the picture what does it weigh".split()
+    >>> explain_photo_limits("Is there a dog in the picture?", known, "yes")
+    >>> explain_photo_limits("What does the dog weigh?", known, "red").partition("; ")[2].partition(":")[0]
+    'it was not taught such a question'
+    """
+    reasons = []
+    if unknown := unknown_words(question, words):
+        reasons.append(f"it does not know {_name_words(unknown)}")
+    elif not PHOTO_QUESTIONS.match(question.strip().lower()):
+        reasons.append("it was not taught such a question")
+    if not answer:
+        reasons.append("it gave no answer")
+    if not reasons:
+        return None
+    return (
+        "the photo model can tell whether a thing is there and what is written on a small card, in the words of "
+        f'Flickr8k\'s captions; {" and ".join(reasons)}: try "is there a dog in the picture?", '
+        f"or --model {REAL_MODEL}."
+    )
 
 
 def explain_limits(question: str, image: Image.Image, answer: str) -> str | None:
@@ -48,17 +80,17 @@ def explain_limits(question: str, image: Image.Image, answer: str) -> str | None
     because = reasons[0] if len(reasons) == 1 else f"{', '.join(reasons[:-1])}, and {reasons[-1]}"
     return (
         f"the pocket model knows only drawn scenes of coloured shapes with digits; {because}: try `vlprune scene`, "
-        f"or --model {REAL_MODEL} for photographs."
+        f"or for photographs --model {'' if find_folder() is None else 'photo or '}{REAL_MODEL}."
     )
 
 
-def unknown_words(question: str) -> list[str]:
-    """The words of a question that the pocket model's tokenizer does not know, each once; marks like . and , go free.
+def unknown_words(question: str, known: Container[str] | None = None) -> list[str]:
+    """The words of a question that are not `known`, or else not to the pocket model, each once; marks go free.
 
     >>> unknown_words("What colour is the man's RED star, the man's star?")
     ['colour', "man's"]
     """
-    known = set(vocabulary())
+    known = set(vocabulary()) if known is None else known
     return [word for word in dict.fromkeys(re.split(r"[\s?.,!]+", question.lower())) if word and word not in known]
 
 
