@@ -108,7 +108,28 @@ def test_the_sentence(drawn, monkeypatch, there):
     )
 
 
-PHOTO_WORDS = "is are there a dog dogs in the picture what colour how many doing number written on red card it".split()
+PHOTO_WORDS = [
+    "is",
+    "are",
+    "there",
+    "a",
+    "dog",
+    "dogs",
+    "in",
+    "the",
+    "picture",
+    "what",
+    "colour",
+    "how",
+    "many",
+    "doing",
+    "number",
+    "written",
+    "on",
+    "red",
+    "card",
+    "it",
+]
 
 
 @pytest.mark.parametrize(
