@@ -154,14 +154,14 @@ def test_on_a_narrow_screen(program, tmp_path):
 
 
 def test_pictures_have_their_own_size(program, finished):
-    """A pixel of the picture is one of the page: nothing stretches it or squeezes it."""
+    """A pixel of the picture is one of the page, unless the page is narrower: then a click gives it its size."""
     assert program("report", finished)[0] == 0
     text = Path("report.html").read_text()
     with Image.open(finished / "curve.png") as picture:
         assert Page(text).pictures == [tuple(map(str, picture.size))]
-    assert "img { max-width: none;" in text
+    assert ".picture button[aria-pressed=true] img { max-width: none; }" in text
     (start,) = [line for line in text.splitlines() if "<img" in line]
-    assert start.startswith('<p class="wide"><img')  # where it is wider than the page, it scrolls
+    assert start.startswith('<div class="wide picture" tabindex="0"')  # where it is wider than the page, it scrolls
     assert ".wide { overflow-x: auto; }" in text
 
 

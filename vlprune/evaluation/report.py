@@ -29,14 +29,31 @@ th, td { padding: 0.15rem 0.7rem; border-bottom: 1px solid #8884; text-align: le
 tbody tr:hover { background: #8882; }
 .wide { overflow-x: auto; } .note { opacity: 0.75; max-width: 60rem; }
 .notice { border-left: 4px solid #d80; padding-left: 0.7rem; font-weight: bold; }
-#summary img { max-width: 100%; min-width: 38rem; height: auto; }
-#summary { border: 1px solid #8886; border-radius: 8px; padding: 0 1rem 0.5rem; }
-th[role=button] { cursor: pointer; } th[role=button]:focus-visible { outline: 2px solid #0072b2; }
+#summary { border: 1px solid #8886; border-radius: 8px; padding: 0 1rem 0.5rem; } #summary h2 { margin-top: 1rem; }
+button { all: unset; cursor: pointer; } button:focus-visible, .wide:focus-visible { outline: 2px solid #0072b2; }
+th { cursor: pointer; }
 th[aria-sort=ascending]::after { content: " \\25B2"; } th[aria-sort=descending]::after { content: " \\25BC"; }
-img { max-width: none; background: white; } code { white-space: pre-wrap; overflow-wrap: anywhere; }
+code { white-space: pre-wrap; overflow-wrap: anywhere; }
+/* a shadow at an edge beyond which there is more: the first two layers scroll along and hide it at the ends */
+.wide { background: linear-gradient(to right, Canvas 40%, transparent) 0 0 / 2.5rem 100% local,
+  linear-gradient(to left, Canvas 40%, transparent) 100% 0 / 2.5rem 100% local,
+  linear-gradient(to right, #888a, transparent) 0 0 / 0.8rem 100% scroll,
+  linear-gradient(to left, #888a, transparent) 100% 0 / 0.8rem 100% scroll; background-repeat: no-repeat; }
+.picture button { display: block; } .hint { display: none; }
+.picture img { display: block; max-width: 100%; height: auto; background: white; }
+.picture button[aria-pressed=true] img { max-width: none; }
+@media (max-width: 700px) {
+  body { margin: 1rem auto; padding: 0 0.75rem; } #summary { padding: 0 0.75rem 0.5rem; } ul { padding-left: 1.2rem; }
+  th, td { padding: 0.15rem 0.3rem; } .number { white-space: normal; } .number span { white-space: nowrap; }
+  /* the first column, which names the rows, stays in view */
+  th:first-child, td:first-child { position: sticky; left: 0; max-width: 40vw; background: Canvas; }
+  .hint { display: block; }
+  .picture button[aria-pressed=true] img { width: 40rem; }
+}
 """
 #: Sorts a table by the column whose head is clicked, or has Enter pressed on it: numbers by value, words by letters.
-SORTING = """
+#: A picture that is squeezed to the page's width is shown larger on a click: on a phone its words are too small.
+SCRIPT = """
 const number = (text) => {
   const found = text.replace(/,/g, "").match(/^[+-]?\\d+(\\.\\d+)?(e[+-]?\\d+)?/);
   return found ? Number(found[0]) : NaN;
@@ -54,14 +71,18 @@ document.querySelectorAll("table").forEach((table) => {
       rows.sort((a, b) => up ? before(text(a), text(b)) : before(text(b), text(a)));
       body.append(...rows);
     };
-    head.tabIndex = 0; head.setAttribute("role", "button"); head.title = "sort";
+    const button = document.createElement("button");  // of its own: the head stays a column's head for screen readers
+    button.append(...head.childNodes);
+    button.title = "sort";
+    head.append(button);
     head.addEventListener("click", sort);
-    head.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(); }
-    });
   });
 });
+document.querySelectorAll(".picture button").forEach((button) => button.addEventListener("click", () => {
+  button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
+}));
 """
+INTERVAL = re.compile(r"(\[[^\]]*\])")  # stays on one line, where a phone breaks what stands before it
 NOT_FINISHED = "{!r} holds a run that is not finished: start it again to go on."
 #: Markdown inside a line, but for code, and the HTML it becomes.
 MARKUP = [
@@ -97,7 +118,7 @@ def _page(once: Sequence[Path]) -> str:
         f"<title>{title}</title>\n"
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{STYLE}</style>\n</head>\n'
         f"<body>\n<h1>{title}</h1>\n{_summary(once, results, names, above)}{_paper_summary(results)}"
-        f"{''.join(body for _, body in sections)}<script>{SORTING}</script>\n</body>\n</html>\n"
+        f"{''.join(body for _, body in sections)}<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
@@ -207,11 +228,19 @@ def render_inline(text: str) -> str:
 
 
 def _picture_html(title: str, png: bytes) -> str:
-    """A picture in the page, each of its pixels one of the page's; one that is wider than the page scrolls."""
+    """A picture in the page, as wide as it is or as the page is; a click shows it larger, and then it scrolls."""
     width, height = struct.unpack(">II", png[16:24])  # where a PNG has them
-    data = base64.b64encode(png).decode("ascii")
-    size = f'width="{width}" height="{height}"'
-    return f'<p class="wide"><img alt="{escape(title)}" {size} src="data:image/png;base64,{data}"></p>\n'
+    data, said = base64.b64encode(png).decode("ascii"), escape(title)
+    image = f'<img alt="{said}" width="{width}" height="{height}" src="data:image/png;base64,{data}">'
+    return (
+        f'{_wide("picture", said)}<button aria-pressed="false" title="larger or smaller">{image}</button></div>\n'
+        '<p class="note hint">Touch the picture to read its words, and again to see all of it.</p>\n'
+    )
+
+
+def _wide(kind: str, said: str) -> str:
+    """The start of a part that scrolls sideways where it is too wide, also by the keyboard; `said` is its name."""
+    return f'<div class="wide {kind}" tabindex="0" role="region" aria-label="{said}">'
 
 
 def _table_html(table: ResultTable) -> str:
@@ -219,7 +248,8 @@ def _table_html(table: ResultTable) -> str:
     sides = [' class="number"' if table.is_numeric(i) else "" for i in range(len(table.columns))]
 
     def line(cells: Sequence[str], tag: str) -> str:
-        found = (f"<{tag}{side}>{render_inline(cell)}</{tag}>" for cell, side in zip(cells, sides))
+        shown = [INTERVAL.sub(r"<span>\1</span>", render_inline(cell)) for cell in cells]
+        found = (f"<{tag}{side}>{cell}</{tag}>" for cell, side in zip(shown, sides))
         return "<tr>" + "".join(found) + "</tr>\n"
 
     rows = "".join(line(row, "td") for row in table.rows)
@@ -228,4 +258,5 @@ def _table_html(table: ResultTable) -> str:
     title = f"<h3>{render_inline(table.title)}</h3>\n"
     if not rows:  # the note says why there are none
         return title + note
-    return f'{title}<div class="wide"><table>{head}<tbody>\n{rows}</tbody></table></div>\n{note}'
+    said = re.sub(r"<[^>]*>", "", render_inline(table.title))
+    return f"{title}{_wide('table', said)}<table>{head}<tbody>\n{rows}</tbody></table></div>\n{note}"
