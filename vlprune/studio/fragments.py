@@ -14,23 +14,33 @@ from vlprune.studio.session import TokenPair
 
 ASSETS = Path(__file__).parent / "assets"
 ROWS = ("visual tokens", "KV cache", "LLM FLOPs", "selection", "prefill", "decode", "all but vision")
+MOST_ON_A_PHONE = 3  # columns of a table that fit beside each other
 
 
 def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    """A table that scrolls sideways where it is too wide; the first column heads the rows.
+    """A table; the first column heads the rows.
+
+    On a phone one of many columns has a block for each row, in which each cell has its column's name: see page.css.
+    Roles are said, as a browser forgets those of a table that is laid out as blocks. What is too wide even so scrolls.
 
     >>> table_html(["a", "b"], [["x", "<1>"]], "Sums").count("&lt;1&gt;")
     1
     """
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    columns, caption = [escape(name) for name in columns], escape(caption)
+    head = "".join(f'<th role="columnheader">{name}</th>' for name in columns)
     body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        f'<tr role="row"><th role="rowheader">{escape(row[0])}</th>'
+        + "".join(
+            f'<td role="cell" data-column="{name}">{escape(cell)}</td>' for name, cell in zip(columns[1:], row[1:])
+        )
+        + "</tr>"
         for row in rows
     )
+    many = " vlp-many" if len(columns) > MOST_ON_A_PHONE else ""
     return (
-        f'<p class="vlp-note">{escape(caption)}</p><div class="vlp-wide" tabindex="0">'
-        f'<table aria-label="{escape(caption)}">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<p class="vlp-note">{caption}</p><div class="vlp-wide{many}" tabindex="0" role="region" '
+        f'aria-label="{caption}"><table role="table" aria-label="{caption}">'
+        f'<thead role="rowgroup"><tr role="row">{head}</tr></thead><tbody role="rowgroup">{body}</tbody></table></div>'
     )
 
 

@@ -268,9 +268,11 @@ def _explain_tab(on: _Controls) -> None:
 def _take_away_tab(on: _Controls) -> None:
     with gr.Tab("Take away"):
         button = gr.Button("Make code and files", variant="primary")
-        code = gr.Code(label="Python", language="python", interactive=False)
-        line = gr.Code(label="Command line", language="shell", interactive=False)
-        files = gr.Files(label="The image, pictures of what is kept (PNG, SVG), and the record (JSON)")
+        boxes: dict[str, Any] = {"interactive": False, "wrap_lines": True, "lines": 1}
+        code = gr.Code(label="Python", language="python", **boxes)
+        line = gr.Code(label="Command line", language="shell", **boxes)
+        told = "The image, pictures of what is kept (PNG, SVG), and the record (JSON)"
+        files = gr.Files(label=told, interactive=False, elem_id="files")
         button.click(**_event(_take_away, [on.visit], [code, line, files]))
 
 

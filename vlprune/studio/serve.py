@@ -109,11 +109,21 @@ def _restore(name: str, value: str | None) -> None:
 
 
 def _theme() -> Any:
-    """Gradio's plain theme with fonts that the machine has, so that none is fetched."""
+    """Gradio's plain theme with fonts that the machine has, so that none is fetched, and darker where it is faint."""
     import gradio as gr
 
-    return gr.themes.Default(
+    theme = gr.themes.Default(
         primary_hue="blue",
         font=["system-ui", "sans-serif"],
         font_mono=["ui-monospace", "monospace"],
+    )
+    return theme.set(
+        body_text_color_subdued="*neutral_500",
+        color_accent="*primary_600",
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+        link_text_color="*secondary_700",
+        link_text_color_dark="*secondary_400",
+        link_text_color_visited="*secondary_700",
+        link_text_color_visited_dark="*secondary_400",
     )

@@ -1,40 +1,13 @@
-"""How the page looks: nothing overflows from a phone to a large screen, light and dark; labels for screen readers."""
+"""How the page looks: nothing is cut off from a phone to a large screen, light and dark; labels for screen readers."""
 
 import pytest
 
-from tests.integrations.studio.actions import wait_for_count
+from tests.integrations.studio.actions import show_run, wait_for_count
+from tests.integrations.studio.checks import faults
 
 SIZES = {390: 844, 1280: 900, 1920: 1080}
 TABS = {"Ask": "Answer with all tokens", "Compare": "Compare", "Explain": "Explain", "Take away": "Make code"}
 SHOWS = {"Ask": "#costs table", "Compare": "#compared table", "Explain": "#steps li", "Take away": ".cm-content"}
-#: Elements that reach beyond the window, but for those inside something that scrolls sideways by itself.
-OVERFLOWING = """() => {
-  const wide = document.documentElement.clientWidth, found = [];
-  for (const one of document.body.querySelectorAll('*')) {
-    const box = one.getBoundingClientRect();
-    if (!box.width || box.right <= wide + 1) continue;
-    let parent = one, scrolls = false;
-    while ((parent = parent.parentElement)) {
-      const style = getComputedStyle(parent);
-      if (['auto', 'scroll', 'hidden'].includes(style.overflowX)) { scrolls = true; break; }
-    }
-    if (!scrolls) found.push(one.tagName + '.' + one.className);
-  }
-  return [document.documentElement.scrollWidth > wide, found.slice(0, 5)];
-}"""
-#: Controls that can be seen and have no name for a screen reader.
-NAMELESS = """() => [...document.querySelectorAll(
-    'input, textarea, button, select, svg[role=img]:not([aria-hidden]), [role=tab]')]
-  .filter(one => one.offsetWidth || one.getBoundingClientRect().width)
-  .filter(one => !(one.getAttribute('aria-label') || one.getAttribute('aria-labelledby') || one.title
-                   || one.innerText || (one.labels && one.labels.length)))
-  .map(one => one.outerHTML.slice(0, 120))"""
-
-#: Parts of our tables with a rule at their left or right.
-VERTICAL_RULES = """() => [...document.querySelectorAll('.vlp-wide table, .vlp-wide table *')].filter(one => {
-  const style = getComputedStyle(one);
-  return parseFloat(style.borderLeftWidth) || parseFloat(style.borderRightWidth);
-}).map(one => one.tagName)"""
 
 
 def open_panel(tab, name):
@@ -49,23 +22,27 @@ def open_panel(tab, name):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", SIZES)
-def test_nothing_overflows(open_tab, screenshots, width, scheme):
+def test_nothing_is_cut_off(open_tab, screenshots, tmp_path, width, scheme):
     tab = open_tab(width, SIZES[width], scheme)
     wait_for_count(tab, 64)
     tab.get_by_label("order of choice", exact=True).check()
     tab.wait_for_selector("#tokens figure.map")
-    tab.locator("#tokens" if width < 500 else "h1").first.evaluate("one => one.scrollIntoView()")
+    tab.evaluate("window.scrollTo(0, 0)")
+    if width < 500:
+        tab.locator("#tokens").evaluate("one => one.scrollIntoView()")
     tab.screenshot(path=screenshots / f"look-{width}-{scheme}.png")
     for name, button in TABS.items():
         open_panel(tab, name)
         tab.locator(f"button.primary:has-text('{button}'):visible").first.click()
         tab.wait_for_selector(f"{SHOWS[name]} >> visible=true")
         tab.wait_for_timeout(300)
-        assert tab.evaluate(OVERFLOWING) == [False, []], name
-        assert tab.evaluate(NAMELESS) == [], name
-        assert tab.evaluate(VERTICAL_RULES) == [], name
+        assert faults(tab) == {}, name
         place = screenshots / f"{name.lower().replace(' ', '-')}-{width}-{scheme}.png"
         tab.screenshot(path=place, full_page=True)
+    open_panel(tab, "Runs")
+    show_run(tab, tmp_path)
+    assert faults(tab) == {}
+    tab.screenshot(path=screenshots / f"runs-{width}-{scheme}.png", full_page=True)
 
 
 def test_all_can_be_reached_by_the_keyboard(tab):
@@ -83,3 +60,38 @@ def test_all_can_be_reached_by_the_keyboard(tab):
     wanted = ("Upload file", "Question", "Method", "range slider for Tokens to keep", "kept", "Ask")
     assert {name for name in wanted if not any(str(one).startswith(name) for one in reached)} == set()
     assert any("Arrow keys move from token to token" in str(one) for one in reached)
+
+
+def test_an_example_is_taken_by_the_keyboard(tab):
+    wait_for_count(tab, 64)
+    cell = tab.get_by_role("gridcell", name="what color is the square?")
+    tab.get_by_role("gridcell").first.focus()
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown"):
+        tab.keyboard.press(key)
+    assert cell.evaluate("one => one === document.activeElement")
+    tab.keyboard.press("Enter")
+    tab.wait_for_function("() => document.querySelector('textarea').value == 'what color is the square?'")
+
+
+@pytest.mark.parametrize(
+    ("html", "found"),
+    [
+        ("<div style='overflow: hidden'><p style='width: 900px'>{words}</p></div>", "cut off by DIV."),
+        ("<div style='overflow: hidden; width: 90px'><p style='white-space: nowrap'>{words}</p></div>", "cut off by"),
+        ("<div style='overflow: clip'><img width=900 height=9 alt=''></div>", "cut off by DIV.: IMG"),
+        ("<div style='width: 900px; overflow: auto'><p>{words}</p></div>", "beyond the window"),
+        ("<div style='overflow: auto'><p style='width: 900px'>{words}</p></div>", "scrolls unnamed"),
+        ("<div style='overflow: auto' {named}><p style='width: 900px'>{words}</p></div>", ""),
+        ("<p style='white-space: nowrap'>{words}</p>", "the page scrolls sideways"),
+        ("<div style='overflow: hidden; width: 1px'><p style='width: 900px'>{words}</p></div>", ""),
+        ("<p style='white-space: nowrap; overflow: hidden; text-overflow: ellipsis'>{words}</p>", ""),
+        ("<p style='color: #bbb'>{words}</p>", "1.9 to 1"),
+        ("<button style='width: 9px'></button>", "<button"),
+    ],
+)
+def test_the_check_finds_what_is_wrong(browser, html, found):
+    page = browser.new_page(viewport={"width": 390, "height": 200})
+    named = "tabindex=0 role=region aria-label=words"
+    page.set_content(f"<body style='background: white'>{html.format(words='many words ' * 20, named=named)}</body>")
+    assert (found in str(faults(page))) if found else faults(page) == {}
+    page.close()

@@ -6,7 +6,15 @@ from urllib.parse import urlsplit
 import pytest
 from PIL import Image
 
-from tests.integrations.studio.actions import ask_for, choose_method, keep, kept_tokens, upload, wait_for_count
+from tests.integrations.studio.actions import (
+    ask_for,
+    choose_method,
+    keep,
+    kept_tokens,
+    show_run,
+    upload,
+    wait_for_count,
+)
 from vlprune import Script, attach, pocket
 
 
@@ -154,13 +162,8 @@ def test_take_away(tab, scene, tmp_path, reference):
 
 
 def test_a_finished_run(tab, tmp_path):
-    score = {"entering": 64.0, "accuracy": 0.9, "interval": [0.85, 0.94]}
-    scores = {"script@64": score, "script@16": {**score, "entering": 16.0, "accuracy": 0.7}, "random@64": score}
-    file = tmp_path / "result.json"
-    file.write_text(json.dumps({"data": {"scores": scores}}))
     tab.get_by_role("tab", name="Runs").click()
-    tab.locator("input[type=file][accept*='.json']").set_input_files(file)
-    tab.wait_for_selector(".vega-embed, [data-testid='native-plot'] canvas, canvas.marks, svg.marks")
+    show_run(tab, tmp_path)
 
 
 def test_another_method_and_its_settings(tab, scene, reference):

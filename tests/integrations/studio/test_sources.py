@@ -5,7 +5,9 @@ import base64
 import pytest
 
 from tests.integrations.studio.actions import ask_for, keep, kept_tokens, wait_for_count
+from tests.integrations.studio.checks import faults
 from tests.integrations.studio.program import opened_studio
+from tests.integrations.studio.test_looks import SIZES
 from vlprune import Script, attach, pocket
 
 
@@ -32,8 +34,16 @@ def test_a_video_shows_its_frames(browser, video_studio, film, screenshots):
     tab.wait_for_function("() => document.querySelectorAll('#tokens rect.kept').length == 48")
     tab.locator("#tokens rect").last.hover()
     assert "frame 16, row" in tab.locator("#tokens figcaption").inner_text()
-    tab.evaluate("window.scrollTo(0, 0)")
-    tab.screenshot(path=screenshots / "video-1280-light.png")
+    for width, height in SIZES.items():
+        tab.set_viewport_size({"width": width, "height": height})
+        for scheme in ("light", "dark"):
+            tab.evaluate("dark => document.body.classList.toggle('dark', dark)", scheme == "dark")
+            tab.evaluate("window.scrollTo(0, 0)")
+            if width < 500:
+                tab.locator("#tokens").evaluate("one => one.scrollIntoView()")
+            tab.wait_for_timeout(300)
+            assert {kind: said for kind, said in faults(tab).items() if kind != "faint"} == {}  # colours still change
+            tab.screenshot(path=screenshots / f"video-{width}-{scheme}.png")
     tab.close()
 
 
