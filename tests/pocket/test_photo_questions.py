@@ -67,6 +67,7 @@ def test_no_answer_is_asked_for_more_than_half_the_time():
     assert kept["three"] == 40
     assert 70 <= kept["one"] <= 130
     assert ThingCounts([one]).share_to_ask(asked[0]) == 1.0  # the only answer there is
+    assert ThingCounts([two]).share_to_ask(asked[0]) == 1.0  # "one" comes in another split alone
 
 
 def test_existence_questions_are_english():

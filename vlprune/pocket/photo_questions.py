@@ -323,6 +323,8 @@ class ThingCounts:
         """
         answers = self.answers.get(question.kind, Counter())
         this = answers[question.answer]
+        if this == 0:  # the photographs that were counted have no such answer: it takes no share of theirs
+            return 1.0
         return min(1.0, (answers.total() - this) / this) if answers.total() > this else 1.0
 
     def draw_absent(self, present: Iterable[str], absent: list[str], how: str, rng: Random) -> str:
