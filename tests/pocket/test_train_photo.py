@@ -47,6 +47,19 @@ def test_a_stopped_run_goes_on_and_ends_the_same(folder, tmp_path, monkeypatch, 
     _check_output(tmp_path / "whole", folder)
 
 
+def test_a_tower_with_registers_is_refused_before_a_picture_is_drawn(folder, tmp_path, monkeypatch, capsys):
+    """transformers' LLaVA drops the first token at most: it would read the registers as patches."""
+    write_tower(tmp_path / "registers", registers=4)
+    monkeypatch.setattr(train_photo, "TrainingSet", None)
+    with pytest.raises(SystemExit) as end:
+        train_photo.main(arguments(folder, tmp_path / "out", "--tower", str(tmp_path / "registers")))
+    assert end.value.code == 2
+    assert "registers puts 4 register tokens between class token and patches" in capsys.readouterr().err
+    write_tower(tmp_path / "none", registers=0)  # and without any it gets as far as the pictures
+    with pytest.raises(TypeError):
+        train_photo.main(arguments(folder, tmp_path / "out", "--tower", str(tmp_path / "none")))
+
+
 def _check_output(out, folder):
     model = LlavaForConditionalGeneration.from_pretrained(out)
     processor, clip = AutoProcessor.from_pretrained(out), CLIPModel.from_pretrained(out / "clip")

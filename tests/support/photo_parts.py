@@ -4,7 +4,14 @@ from random import Random
 
 import torch
 from PIL import Image, ImageDraw
-from transformers import Dinov2Config, Dinov2Model, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Dinov2Config,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from tests.support.tiny_llava import loud
 from vlprune.pocket.photo_data import read_splits
@@ -50,12 +57,15 @@ def write_photographs(folder):
     return folder
 
 
-def write_tower(folder):
+def write_tower(folder, registers=0):
     """A DINOv2 with random weights for pictures of 56 pixels, so that its places must be stretched to 336."""
-    config = Dinov2Config(
-        hidden_size=24, num_hidden_layers=3, num_attention_heads=2, mlp_ratio=2, image_size=56, patch_size=PATCH
-    )
-    loud(Dinov2Model(config), seed=1, scale=0.1).save_pretrained(folder)
+    sizes = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "mlp_ratio": 2}
+    sizes |= {"image_size": 56, "patch_size": PATCH}
+    if registers:
+        tower = Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**sizes, num_register_tokens=registers))
+    else:
+        tower = Dinov2Model(Dinov2Config(**sizes))
+    loud(tower, seed=1, scale=0.1).save_pretrained(folder)
     return folder
 
 

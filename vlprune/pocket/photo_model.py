@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vlprune.errors import UserError
 from vlprune.pocket.photo_data import CONCEPTS, Example
 from vlprune.pocket.photo_questions import THINGS, WORDS, Photograph, Question
 from vlprune.pocket.photo_scenes import GRID, PATCH, SIZE
@@ -31,6 +32,12 @@ def load_tower(name: str) -> Any:
     from transformers import AutoModel
 
     tower = AutoModel.from_pretrained(name, dtype=torch.float32, use_safetensors=True).eval().requires_grad_(False)
+    registers = getattr(tower.config, "num_register_tokens", 0)
+    if registers:
+        raise UserError(
+            f"--tower {name} puts {registers} register tokens between class token and patches, and a LLaVA of "
+            "transformers can leave out the class token alone: choose a tower without registers."
+        )
     if tower.config.image_size != SIZE:
         parts = tower.embeddings
         empty = torch.zeros(1, GRID * GRID + 1, tower.config.hidden_size)

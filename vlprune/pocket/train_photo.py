@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from vlprune.errors import UserError
 from vlprune.pocket.photo_data import Plan, TrainingSet, pixels_of, read_splits, unseen_scenes
 from vlprune.pocket.photo_model import Network, Packer, build_dual_encoder, build_model, word_list
 from vlprune.pocket.photo_questions import Question
@@ -261,16 +263,16 @@ def save_model(network: Network, folder: Path) -> None:
 def prepare(args: argparse.Namespace) -> tuple[Network, TrainingSet, list[tuple[Tensor, list[Question]]]]:
     """The network, the training pictures, and validation scenes (their pixels and questions); writes the processor."""
     splits = read_splits(args.captions)
+    words = build_processor(word_list(splits["train"].values()), size=SIZE, patch=PATCH).tokenizer
+    layers = [int(layer) for layer in args.tower_layers.split(",")]
+    model, processor = build_model(args.tower, layers, args.llm, words, args.width, args.depth)
+    processor.save_pretrained(args.out)
     plan = Plan(args.batch, args.align_steps, args.hint_steps, args.patterns)
     train = TrainingSet(args.photos, splits["train"], args.seed, plan)
     scenes = [
         (pixels_of(scene, train.photographs), asked)
         for scene, asked in unseen_scenes(splits["dev"], train.counts, args.validation_scenes, seed=1)
     ]
-    words = build_processor(word_list(splits["train"].values()), size=SIZE, patch=PATCH).tokenizer
-    layers = [int(layer) for layer in args.tower_layers.split(",")]
-    model, processor = build_model(args.tower, layers, args.llm, words, args.width, args.depth)
-    processor.save_pretrained(args.out)
     clip = build_dual_encoder(model.model.vision_tower, words)
     return Network(model, clip, Packer(processor, words)), train, scenes
 
@@ -324,7 +326,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def log(*what: object) -> None:
         print(f"[{time.monotonic() - started:6.1f} s]", *what, flush=True)
 
-    network, train, scenes = prepare(args)
+    try:
+        network, train, scenes = prepare(args)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None
     network.to(device)
     size, text_size = (
         sum(p.numel() for p in m.parameters()) / 1e6 for m in (network.model.model.language_model, network.clip)
