@@ -178,6 +178,7 @@ class Pruner:
 
     @query.setter
     def query(self, query: str | Sequence[str | None] | None) -> None:
+        check_query(query)
         self._state.query = query
 
     @property

@@ -236,6 +236,41 @@ def test_questions_that_do_not_fit(model, processor, ragged, query, words):
         model.generate(**ragged, **GREEDY)
 
 
+@pytest.mark.parametrize("query", [["a", "b"], ["a", None, "b"], "  ", "words, but no tokenizer"])
+def test_a_bad_question_is_refused_before_the_tower_runs(model, processor, ragged, query):
+    seen = []
+    hook = model.model.vision_tower.register_forward_pre_hook(lambda *given: seen.append(1))
+    given = None if query == "words, but no tokenizer" else processor
+    try:
+        with torch.no_grad(), attach(model, Script(keep=KEEP), processor=given, query=query) as pruner:
+            for call in (model, lambda **batch: model.generate(**batch, **GREEDY), pruner.select):
+                with pytest.raises(ValueError, match="query"):
+                    call(ragged) if call == pruner.select else call(**ragged)
+            assert seen == []
+            pruner.query = None
+            pruner.select(ragged)
+            assert seen == [1]
+    finally:
+        hook.remove()
+
+
+def test_a_question_that_is_none_is_refused_when_it_is_set(model, processor):
+    with (
+        attach(model, Script(keep=KEEP), processor=processor) as pruner,
+        pytest.raises(TypeError, match="query=5"),
+    ):
+        pruner.query = 5
+
+
+def test_a_question_that_the_tokenizer_makes_nothing_of(model, processor, single, monkeypatch):
+    monkeypatch.setattr(type(processor.tokenizer), "__call__", lambda *given, **options: {"input_ids": []})
+    with (
+        attach(model, Script(keep=KEEP), processor=processor, query="\u200b?"),
+        pytest.raises(ValueError, match="has no tokens: pass query= with other words"),
+    ):
+        model.generate(**single, **GREEDY)
+
+
 def test_no_question_at_all(model, processor, device, single):
     last = int((single["input_ids"] == tiny.IMAGE).nonzero()[-1, 1]) + 1
     bare = {name: single[name][:, :last] for name in ("input_ids", "attention_mask")}

@@ -85,21 +85,42 @@ class QuestionFinder:
         if self._dual is not None:
             self._dual.embed_one = embed_one
 
-    def embed(
-        self, rows: list[list[int]], wanted: Iterable[int], query: "str | Sequence[str | None] | None"
-    ) -> "EmbeddedQuestions":
-        """The embedded questions of the `wanted` rows, which have images.
+    def read_query(
+        self, rows: int, wanted: Iterable[int], query: "str | Sequence[str | None] | None"
+    ) -> "dict[int, str | None]":
+        """What the user asks in each of the `wanted` rows, of so many; None where the prompt has the question.
+
+        Raises what is wrong with `query`: this comes before the tower runs.
+        """
+        if not self._needed:
+            return {}
+        check_query(query)
+        given, texts = _query_per_row(query, rows), {}
+        for row in wanted:
+            said = given[row]
+            if said is None and query is not None:
+                raise ValueError(f"query[{row}] is None, but row {row} of the prompt has an image: pass its question.")
+            texts[row] = None if said is None else clean_question(said, self._special_words)
+            if texts[row] == "":
+                raise ValueError(f"query={said!r}: there is no question in it: pass query= with its text.")
+            if said is not None and self._source == "llm" and self._tokenizer is None:
+                raise ValueError("query= needs attach(..., processor=) to turn its text into the LLM's tokens.")
+        return texts
+
+    def embed(self, rows: list[list[int]], given: "dict[int, str | None]") -> "EmbeddedQuestions":
+        """The embedded questions of the rows that have images, which are those that `given` has from `read_query`.
 
         Needs nothing of the images, so that it can be done while the device works on them.
         """
-        found = self.find(rows, wanted, query) if self._needed else {}
+        found = self.find(rows, given)
         texts = {row: text for row, (text, _) in found.items()}
         watch = Stopwatch(self._device)
         tokens: dict[int, Tensor] = {}
         with watch:
             if self._source == "llm":
-                if not all(ids for _, ids in found.values()):
-                    raise ValueError("query= needs attach(..., processor=) to turn its text into the LLM's tokens.")
+                for text, ids in found.values():
+                    if not ids:
+                        raise ValueError(f"the question {text!r} has no tokens: pass query= with other words.")
                 tokens = {row: self._embed_ids(ids) for row, (_, ids) in found.items()}
                 means = {row: token.float().mean(dim=0, keepdim=True) for row, token in tokens.items()}
             else:
@@ -107,22 +128,13 @@ class QuestionFinder:
         dual = self._dual if self._source == "clip" else None
         return EmbeddedQuestions(self._needed, dual, self._sign, texts, means, tokens, watch)
 
-    def find(
-        self, rows: list[list[int]], wanted: Iterable[int], query: "str | Sequence[str | None] | None"
-    ) -> "dict[int, tuple[str | None, list[int]]]":
-        """The text (None without a tokenizer) and token ids of the question of each wanted row.
+    def find(self, rows: list[list[int]], given: "dict[int, str | None]") -> "dict[int, tuple[str | None, list[int]]]":
+        """The text (None without a tokenizer) and token ids of the question of each row that `given` has.
 
         `rows` are the token ids of each row of the batch, without padding.
         """
-        check_query(query)
-        given = _query_per_row(query, len(rows))
         found: dict[int, tuple[str | None, list[int]]] = {}
-        for row in wanted:
-            text = given[row]
-            if text is not None:
-                text = clean_question(text, self._special_words)
-            elif query is not None and not isinstance(query, str):
-                raise ValueError(f"query[{row}] is None, but row {row} of the prompt has an image: pass its question.")
+        for row, text in given.items():
             ids: list[int] = []
             if text is None and self._tokenizer is None:
                 last = max(i for i, token in enumerate(rows[row]) if token in self._placeholders)
@@ -132,8 +144,6 @@ class QuestionFinder:
                 if self._tokenizer is not None:
                     ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
             if not ids and not (text or "").strip():
-                if given[row] is not None:
-                    raise ValueError(f"query={given[row]!r}: there is no question in it: pass query= with its text.")
                 raise ValueError(f"no question was found in row {row} of the prompt: pass query= with its text.")
             found[row] = (text, ids)
         return found

@@ -186,8 +186,9 @@ class PromptShortener:
         start = prompt.start
         rows = [row[keep].tolist() for row, keep in zip(prompt.host_ids, prompt.host_mask)]
         shown = torch.isin(prompt.host_ids[:, start:], torch.tensor(sorted(self.placeholders))).any(dim=1)
+        given = self._questions.read_query(len(rows), shown.nonzero()[:, 0].tolist(), query)
         merged, begin = self._merge(prompt, kwargs, feature_cache)  # first: meanwhile the host reads the question
-        questions = self._questions.embed(rows, shown.nonzero()[:, 0].tolist(), query)
+        questions = self._questions.embed(rows, given)
         before = {record.row: record.image + 1 for record in earlier} if begin else {}
         encoded = [
             (modality.placeholder, merged.encoded[modality.kind])
