@@ -140,6 +140,47 @@ def test_a_config_that_is_none(refused, photo, tmp_path, content, says):
     assert says in refused("ask", photo, "what is it?", "--model", "odd")
 
 
+@pytest.mark.parametrize(
+    ("part", "content", "says"),
+    [
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": ""}, "Cannot parse precompiled_charsmap"),
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "chunk size must be non-zero"),
+    ],
+)
+def test_a_tokenizer_that_makes_rust_panic(photo, checkpoint, tmp_path, capfd, part, content, says):
+    """Rust writes its own report, with its stack, straight to the file of the standard error: none of it is seen."""
+    from vlprune.cli.app import main
+
+    shutil.copytree(checkpoint, tmp_path / "panics")
+    path = tmp_path / "panics" / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), part: content}))
+    with pytest.raises(SystemExit) as end:
+        main(["ask", str(photo), "what is it?", "--model", str(tmp_path / "panics")])
+    assert end.value.code == 2
+    (line,) = (line for line in capfd.readouterr().err.strip().splitlines() if not line.endswith(" ..."))
+    assert says in line
+    assert line.startswith("vlprune: --model ")
+
+
+def test_what_loading_writes_to_the_standard_error_is_seen(capfd):
+    import os
+
+    from vlprune.evaluation.rust_panics import without_panic_reports
+
+    with without_panic_reports():
+        os.write(2, b"a library's warning")
+        assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == "a library's warning"
+
+    def fail():
+        os.write(2, b"what went before")
+        raise ValueError("plain")
+
+    with pytest.raises(ValueError, match="plain"), without_panic_reports():
+        fail()
+    assert capfd.readouterr().err == "what went before"
+
+
 class PanicException(BaseException):  # as libraries in Rust name theirs
     pass
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vlprune.errors import UserError, is_fault, is_out_of_memory
+from vlprune.evaluation.rust_panics import without_panic_reports
 
 #: Endings of files that pickle weights.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -80,6 +81,7 @@ def load_model(
     kind = getattr(transformers, _checked_class(name, config))
     with explain_load_errors("--model", name):
         processor = _load_processor(name)
+        getattr(processor, "tokenizer", str)("a word")  # one that panics at any text does so here
         _check_takes_video(name, processor, video)
         placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
         model = kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **placed).eval()
@@ -195,8 +197,11 @@ def explain_load_errors(option: str, what: str) -> Iterator[None]:
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
     from safetensors import SafetensorError
 
+    # of the hub, the bars of its downloads are shown
+    quiet = without_panic_reports() if Path(what).expanduser().is_dir() else nullcontext()
     try:
-        yield
+        with quiet:
+            yield
     except UserError:
         raise
     except BaseException as error:
