@@ -8,7 +8,9 @@
 All models are attached at once, in one process. Calls are drawn from a seed: one question or a batch, one or two
 images, a video, a text alone, two turns on one cache, direct calls of the model, and calls that fail; images come again
 and are then in the feature cache. Each result is compared with the one that the same call had in a fresh process before
-the soak. Memory is sampled all along; the slope is that of a line through the samples of the last three quarters.
+the soak. Memory is sampled all along; slopes are those of lines through the samples of the last three quarters and of
+the second half. The process's memory includes what has been freed and malloc keeps to use again, in an arena for each
+thread: what is really held is what malloc counts as in use, which is sampled too, and what is left after malloc_trim.
 Memory and open files are printed; results, hooks and attributes decide the exit code. At the end the pruners are
 detached, and every model must be what it was.
 `--repeats` asks the same again, alone and beside two others in a batch, and in plain torch, and compares tokens.
@@ -32,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from process_memory import in_use, resident, told, trimmed
 
 from vlprune import FastV, Script, ScriptPlus, VisionZip, attach, pocket
 
@@ -216,12 +219,6 @@ def fresh_results(beds: Iterable[str], given: Any) -> dict[str, dict[str, Any]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def resident() -> float:
-    """This process's memory in MiB."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
 def open_files() -> int:
     """How many files this process holds open."""
     return len(os.listdir("/proc/self/fd"))
@@ -235,16 +232,6 @@ def count_hooks(beds: dict[str, Bed]) -> int:
 def attributes(beds: dict[str, Bed]) -> dict[tuple[str, str], set[str]]:
     """The names of what each module holds."""
     return {(name, place): set(vars(m)) for name, bed in beds.items() for place, m in bed.model.named_modules()}
-
-
-def told(samples: list[tuple[int, float]], where: str) -> str:
-    """First, last and largest of the samples, and MiB per 1,000 calls over their last three quarters."""
-    if len(samples) < 8:
-        return f"{where}: too few samples"
-    late = np.array(samples[len(samples) // 4 :])
-    slope = float(np.polyfit(late[:, 0], late[:, 1], 1)[0] * 1000)
-    sizes = [size for _, size in samples]
-    return f"{where} {sizes[0]:.0f} to {sizes[-1]:.0f} MiB, {max(sizes):.0f} at most, {slope:+.2f} MiB per 1,000 calls"
 
 
 def soak(given: Any) -> int:
@@ -261,6 +248,7 @@ def soak(given: Any) -> int:
     pruners = attach_all(beds, given.cuda_graphs, cache_bytes=2**20)
     kinds: Counter[str] = Counter()
     memory: list[tuple[int, float]] = []
+    used: list[tuple[int, float]] = []
     device_memory: list[tuple[int, float]] = []
     wrong, done, lock, begun, opened = 0, 0, threading.Lock(), time.time(), open_files()
     every = 1.0 if given.seconds < float("inf") else 0.0  # seconds between samples
@@ -282,6 +270,7 @@ def soak(given: Any) -> int:
             if time.time() - sampled > every if every else done % max(1, given.calls // 200) == 0:
                 sampled = time.time()
                 memory.append((done, resident()))
+                used.append((done, in_use()))
                 if given.device != "cpu":
                     device_memory.append((done, torch.cuda.memory_allocated() / 2**20))
 
@@ -295,6 +284,7 @@ def soak(given: Any) -> int:
             for future in [pool.submit(one, index) for index in range(given.calls)]:
                 future.result(600)
     files, hooks, took = open_files(), count_hooks(beds) - own, time.time() - begun
+    attached = trimmed()
     graphs = [pruner.cuda_graphs.graph_count for pruner in pruners if pruner.cuda_graphs is not None]
     for pruner in pruners:
         pruner.detach()
@@ -303,6 +293,7 @@ def soak(given: Any) -> int:
     changed = [place for place, names in attributes(beds).items() if names != before[place]]
     print(f"{done:,} calls of {len(beds)} models by {given.threads} threads in {took:.0f} s (seed {given.seed})")
     print(f"{wrong} differ from a fresh process; {told(memory, 'memory')}; {opened} to {files} open files")
+    print(f"{told(used, 'in use by malloc')}; {attached:.0f} MiB are left of the memory after malloc_trim")
     if device_memory:
         print(told(device_memory, "GPU"))
     if graphs:
