@@ -195,3 +195,19 @@ def test_a_dual_encoder_of_another_tower_is_refused():
     sentence = r"dual_encoder CLIPModel has a 'clip_vision_model' tower, but that of .* is a 'dinov2'"
     with pytest.raises(ValueError, match=sentence):
         attach(case.model(), Script(keep=KEEP), dual_encoder=(tiny_llava.clip(), tiny_llava.tokenizer()))
+
+
+def test_shapes_of_ever_new_image_sizes_are_not_all_kept(monkeypatch):
+    """Those of LLaVA-NeXT: a server that sees images of any size would grow with each new one."""
+    from tests.support.families.llava import LlavaNext
+    from vlprune.models import llava_next
+
+    monkeypatch.setattr(llava_next, "_SHAPES", {})
+    monkeypatch.setattr(llava_next, "MAX_SHAPES", 4)
+    model = LlavaNext().model()
+    sizes = [(20 + i, 40) for i in range(9)]
+    images = [llava_next.tiled_images(model, {"image_sizes": [size]})[0] for size in sizes]
+    first = [llava_next.image_shape(model, image) for image in images]
+    assert len(llava_next._SHAPES) <= 4
+    assert [llava_next.image_shape(model, image).length for image in images] == [shape.length for shape in first]
+    assert llava_next.image_shape(model, images[-1]) is llava_next.image_shape(model, images[-1])

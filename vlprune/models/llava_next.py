@@ -59,7 +59,8 @@ def image_shape(model: Any, image: TiledImage) -> Shape:
     vision, pins = model.config.vision_config, model.config.image_grid_pinpoints
     side = vision.image_size // vision.patch_size
     key = (image, side, vision.image_size, str(pins), getattr(model.config, "vision_aspect_ratio", None))
-    if key not in _SHAPES:
+    shape = _SHAPES.get(key)
+    if shape is None:
         wide = 1
         if image.views > 1:
             from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
@@ -72,11 +73,15 @@ def image_shape(model: Any, image: TiledImage) -> Shape:
             place = row + tile // wide * side, column + tile % wide * side
             views.append(torch.stack([torch.ones_like(row), *place], dim=1))
         coordinates = pack_views(model, torch.stack(views), image, torch.full((3,), NEWLINE))
-        _SHAPES[key] = _shape_of_coordinates(coordinates, side, image.views, wide)
-    return _SHAPES[key]
+        if len(_SHAPES) >= MAX_SHAPES:  # of images of ever new sizes
+            _SHAPES.clear()
+        shape = _SHAPES[key] = _shape_of_coordinates(coordinates, side, image.views, wide)
+    return shape
 
 
 _SHAPES: dict[Hashable, Shape] = {}
+#: How many are kept: each has index tensors as long as the image's tokens, and a server sees images of any size.
+MAX_SHAPES = 256
 
 
 def _shape_of_coordinates(coordinates: Tensor, side: int, views: int, wide: int) -> Shape:
