@@ -49,7 +49,11 @@ def calls_with_hooks(model: Any) -> Iterator[None]:
 
 @contextmanager
 def without_stale_graphs(model: Any) -> Iterator[None]:
-    """Let `torch.compile` trace a compiled model anew, inside and afterwards: it does not look for hooks that came."""
+    """Let `torch.compile` trace a compiled model anew, inside and afterwards, whether it looks for new hooks or not.
+
+    torch 2.13 looks: without this it was right with methods before the LLM and inside it, wrapped and in place, also
+    where the guards on modules are left out. But its setting `skip_nnmodule_hook_guards` is on: it need not look.
+    """
     if not _is_compiled(model):
         yield
         return
