@@ -80,8 +80,9 @@ def load_model(
         config, _ = transformers.PreTrainedConfig.get_config_dict(name)
     kind = getattr(transformers, _checked_class(name, config))
     with explain_load_errors("--model", name):
-        processor = _load_processor(name)
-        getattr(processor, "tokenizer", str)("a word")  # one that panics at any text does so here
+        with without_panic_reports() if place.is_dir() else nullcontext():  # the bars of downloads are shown
+            processor = _load_processor(name)
+            getattr(processor, "tokenizer", str)("a word")  # one that panics at any text does so here
         _check_takes_video(name, processor, video)
         placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
         model = kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **placed).eval()
@@ -197,11 +198,8 @@ def explain_load_errors(option: str, what: str) -> Iterator[None]:
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
     from safetensors import SafetensorError
 
-    # of the hub, the bars of its downloads are shown
-    quiet = without_panic_reports() if Path(what).expanduser().is_dir() else nullcontext()
     try:
-        with quiet:
-            yield
+        yield
     except UserError:
         raise
     except BaseException as error:
