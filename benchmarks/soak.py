@@ -34,9 +34,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from process_memory import in_use, resident, told, trimmed
 
 from vlprune import FastV, Script, ScriptPlus, VisionZip, attach, pocket
+
+sys.path.insert(0, str(Path(__file__).parent))
+from process_memory import in_use, resident, told, trimmed
 
 METHODS = {"script": Script(keep=16), "script_plus": ScriptPlus(keep=16), "visionzip": VisionZip(keep=16)}
 METHODS |= {"fastv": FastV(keep=64)}
