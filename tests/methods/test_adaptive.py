@@ -27,7 +27,7 @@ def test_an_image_keeps_what_still_adds(fusion):
     view, query = view_and_query(flat=34)
     budget = Budget(adaptive=0.2, mean=4)
     found = ScriptPlus(keep=budget, fusion=fusion).select(view, query)
-    fixed = ScriptPlus(keep=16, fusion=fusion, fill=0.0).select(view, query)
+    fixed = ScriptPlus(keep=16, fusion=fusion).select(view, query)
     assert torch.equal(found.order, fixed.order)
     assert found.sizes[0] < max(found.sizes)
     for kept, order, gains, size in zip(found.kept, fixed.order, found.gains.tolist(), found.sizes):
@@ -97,8 +97,8 @@ def test_what_does_not_go_together():
     adaptive = Budget(adaptive=0.1, mean=4)
     with pytest.raises(ValueError, match="supplement"):
         ScriptPlus(keep=adaptive, fusion="supplement")
-    with pytest.raises(ValueError, match="fill=2"):
-        ScriptPlus(fill=2.0)
+    with pytest.raises(ValueError, match="power=-1"):
+        ScriptPlus(power=-1.0)
     case = CASES[0]
     model = case.model()
     with attach(model, Random(keep=adaptive)), pytest.raises(ValueError, match="random keeps a fixed number"):

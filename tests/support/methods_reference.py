@@ -96,25 +96,8 @@ def script(tokens, image, question, sign, m):
     return sorted([*both, *order[m:]][:m])
 
 
-def script_plus(tokens, image, question, sign, m, even, fill=0.02):
-    """The greedy's choices while they add `fill` of what the first added, then tokens in the order `even`.
-
-    None where a choice adds so nearly that share that rounding decides.
-    """
-    r = relevance(image, question, sign)
-    order, chosen, before, first = greedy_map(tokens, r, m), [], 1.0, None
-    for token in order:
-        block = [[r[i] * cosine(tokens[i], tokens[j]) * r[j] for j in [*chosen, token]] for i in [*chosen, token]]
-        volume = float(torch.linalg.det(torch.tensor(block, dtype=torch.float64)))
-        gain = volume / before
-        first = gain if first is None else first
-        if abs(gain - fill * first) < 1e-3 * first:
-            return None
-        if chosen and gain < fill * first:
-            break
-        chosen.append(token)
-        before = volume
-    return [*chosen, *(token for token in even if token not in chosen)][:m]
+def script_plus(tokens, image, question, sign, m, power=1.25):
+    return greedy_map(tokens, [value**power for value in relevance(image, question, sign)], m)
 
 
 def random(n, m, seed):

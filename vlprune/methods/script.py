@@ -64,9 +64,14 @@ class Script(QueryMethod):
     def select(self, view: TokenView, query: Query | None) -> Selection:
         return self.choose(view, query, self.count(view.n))
 
-    def choose(self, view: TokenView, query: Query | None, m: int, *, fill: float = 0.0) -> Selection:
-        """Choose m tokens of each image, or of each frame of a video, by `vlprune.selection.select_script`."""
-        own = query is not None and query.image is view.features  # then relevance is computed with the rest
+    def choose(self, view: TokenView, query: Query | None, m: int, *, relevance: Tensor | None = None) -> Selection:
+        """Choose m tokens of each image, or of each frame of a video, by `vlprune.selection.select_script`.
+
+        `relevance` (B, n) stands in for the question's.
+        """
+        own = relevance is None and query is not None and query.image is view.features  # computed with the rest then
+        if relevance is None and not own:
+            relevance = self.relevance_scores(view, query)
         return select_script(
             view.features,
             query.text if query is not None and own else None,
@@ -77,10 +82,8 @@ class Script(QueryMethod):
             kernel=self.kernel,
             fusion=self.fusion,
             rho=self.rho,
-            fill=fill,
-            grid=view.grid,
             sign=query.sign if query is not None else 1,
-            relevance=None if own else self.relevance_scores(view, query),
+            relevance=relevance,
             redundancy=self._redundancy_in_video(view),
         )
 

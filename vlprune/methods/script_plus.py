@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torch import Tensor
+
 from vlprune.budget import Budget
 from vlprune.methods.registry import register_method
 from vlprune.methods.script import Script
@@ -12,49 +14,50 @@ from vlprune.types import Query, Selection, TokenView
 @register_method
 @dataclass(frozen=True)
 class ScriptPlus(Script):
-    """Script as we would use it: no graph, the rest of the budget spread evenly, and budgets that follow the image.
+    """Script as we would use it: no graph, relevance that weighs a little more, and budgets that follow the image.
 
     It is no published method: docs/script-plus.md says what was tried. The fields are `Script`'s, with these changes.
-    `fusion` is "released": the greedy alone. Once the best token left adds less than the share `fill` of what the first
-    one added, the rest of the budget covers the image evenly (0 turns that off; "supplement" does without). With
-    `Budget(adaptive=..., mean=...)` an image that is soon told keeps fewer tokens than a crowded one. `tau` may be
-    "otsu" or "quantile": each image's own threshold.
+    `fusion` is "released": the greedy alone. Relevance is raised to `power` before it weighs tokens: from 1, as in the
+    paper, towards the most relevant tokens only. With `Budget(adaptive=..., mean=...)` an image that is soon told keeps
+    fewer tokens than a crowded one. `tau` may be "otsu" or "quantile": each image's own threshold.
 
-    >>> ScriptPlus(keep=64).fusion, ScriptPlus(keep=64).fill
-    ('released', 0.02)
-    >>> ScriptPlus(fill=2.0)
+    >>> ScriptPlus(keep=64).fusion, ScriptPlus(keep=64).power
+    ('released', 1.25)
+    >>> ScriptPlus(power=-1.0)
     Traceback (most recent call last):
     ...
-    ValueError: fill=2.0: a share of what the first token adds, from 0 to 1.
+    ValueError: power=-1.0: an exponent of relevance, from 0 to 16.
     """
 
     fusion: str = "released"
-    fill: float = 0.02
+    power: float = 1.25
 
     name: ClassVar[str] = "script_plus"
     adapts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.fill <= 1.0:
-            raise ValueError(f"fill={self.fill}: a share of what the first token adds, from 0 to 1.")
+        if not 0.0 <= self.power <= 16.0:
+            raise ValueError(f"power={self.power}: an exponent of relevance, from 0 to 16.")
         if self.fusion == "supplement" and Budget.of(self.keep).adaptive is not None:
             raise ValueError("fusion='supplement': it chooses all at once, so an adaptive budget does not go with it.")
+
+    def choose(self, view: TokenView, query: Query | None, m: int, *, relevance: Tensor | None = None) -> Selection:
+        """As Script does, with relevance raised to `power`; the selection shows it as it was."""
+        if relevance is None:
+            relevance = self.relevance_scores(view, query)
+        return replace(super().choose(view, query, m, relevance=relevance**self.power), relevance=relevance)
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         budget, m = Budget.of(self.keep), self.count(view.n)
         by_frames = view.frames > 1 and self.fusion != "released"
         if budget.adaptive is None or by_frames:
-            return self.choose(view, query, m, fill=self.fill)
+            return self.choose(view, query, m)
         chosen = self.choose(view, query, budget.bounds(view.n)[1])
-        assert chosen.gains is not None
-        gains = chosen.gains
-        sizes = tuple(budget.needed(image) for image in gains.tolist())
-        if self.fill > budget.adaptive:
-            chosen = self.choose(view, query, gains.shape[1], fill=self.fill)
-        assert chosen.order is not None
+        assert chosen.gains is not None and chosen.order is not None
+        sizes = tuple(budget.needed(image) for image in chosen.gains.tolist())
         kept = chosen.order[:, : max(sizes, default=0)].clone()
         for row, size in zip(kept, sizes):
             row[:size] = row[:size].sort().values
             row[size:] = row[0]
-        return replace(chosen, kept=kept, gains=gains, sizes=sizes)
+        return replace(chosen, kept=kept, sizes=sizes)
