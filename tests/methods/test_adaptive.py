@@ -1,4 +1,4 @@
-"""Budgets that follow the image, and budgets whose rest covers it evenly."""
+"""Budgets that follow the image."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch
 from tests.support.families import reference
 from tests.support.method_models import CASES
 from vlprune import Budget, Random, ScriptPlus, attach
-from vlprune.selection import even_order, relevance_scores, select_script
 from vlprune.types import Query, TokenView
 
 STEPS = 4
@@ -103,38 +102,3 @@ def test_what_does_not_go_together():
     model = case.model()
     with attach(model, Random(keep=adaptive)), pytest.raises(ValueError, match="random keeps a fixed number"):
         model.generate(**case.batch(case.samples("ragged")), max_new_tokens=1)
-
-
-# --- fill ---
-
-
-@pytest.mark.parametrize("shape", [(6, 6), (1, 5), (3, 7), (24, 24), (1, 1)])
-def test_an_even_order_covers_the_grid_evenly(shape):
-    rows, columns = shape
-    order = even_order(*shape).tolist()
-    assert sorted(order) == list(range(rows * columns))
-    if shape == (24, 24):
-        for m in (32, 64, 128):
-            quarters = [0] * 4
-            for token in order[:m]:
-                quarters[token // 24 // 12 * 2 + token % 24 // 12] += 1
-            assert max(quarters) - min(quarters) <= 4
-
-
-@pytest.mark.parametrize("fill", [0.05, 0.3, 1.0])
-@pytest.mark.parametrize("m", [1, 9, 36])
-def test_the_rest_covers_the_image_evenly(fill, m):
-    view, query = view_and_query(flat=20)
-    found = ScriptPlus(keep=m, fill=fill).select(view, query)
-    relevance = relevance_scores(query.image, query.text)
-    plain = select_script(view.features, None, m, relevance=relevance, fusion="released")
-    order, gains = plain.order, plain.gains
-    even = even_order(6, 6).tolist()
-    for b in range(3):
-        adds = 0
-        while adds < m and gains[b, adds] >= fill * gains[b, 0]:
-            adds += 1
-        first = order[b, : max(adds, 1)].tolist()
-        want = first + [token for token in even if token not in first][: m - len(first)]
-        assert found.order[b].tolist() == want
-        assert found.kept[b].tolist() == sorted(want)

@@ -27,7 +27,6 @@ from vlprune import (
     list_methods,
 )
 from vlprune.methods import InLLMMethod
-from vlprune.selection import even_order
 from vlprune.types import TokenView
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)

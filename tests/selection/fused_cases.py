@@ -221,26 +221,6 @@ def test_candidates(c):
     assert torch.equal(fused.greedy_map_features(x, r, k, kind="s_prime", eps=1e-6, candidates=at), want)
 
 
-@pytest.mark.parametrize("rule", ["released", "filter"])
-@pytest.mark.parametrize("limit", [0, 1 << 29])
-def test_what_fills_the_rest(rule, limit, monkeypatch):
-    """A few directions and little noise: after them no token adds a tenth of what the first did."""
-    monkeypatch.setattr("vlprune.selection.fused.backend.MATRIX_BYTES", limit)
-    for B, rows, columns, d, k in [(2, 5, 7, 16, 10), *([(5, 24, 24, 1024, 64), (1, 60, 48, 256, 320)] if GPU else [])]:
-        n, g = rows * columns, torch.Generator().manual_seed(d)
-        x = torch.randn(B, 6, d, generator=g)[:, torch.randint(6, (n,), generator=g)]
-        x = (x + 0.02 * torch.randn(B, n, d, generator=g)).to(DEVICE, torch.float32)
-        r = (0.5 + 0.5 * torch.rand(B, n, generator=g)).to(DEVICE)
-        more = {"fusion": rule, "fill": 0.1, "grid": (rows, columns)}
-        got = fused_script(x, None, k, relevance=r, **more)
-        with use_fused(False):
-            want = selection.select_script(x, None, k, relevance=r, **more)
-            filled = selection.select_script(x, None, k, relevance=r, fusion=rule)
-        assert torch.equal(got.order, want.order)
-        assert torch.equal(got.kept, want.kept)
-        assert not torch.equal(want.order, filled.order)
-
-
 def test_rows_made_on_demand(monkeypatch):
     monkeypatch.setattr("vlprune.selection.fused.backend.MATRIX_BYTES", 0)
     for B, n, d, k in [(2, 40, 24, 12), *([(1, 5000, 256, 100), (2, 9000, 64, 40)] if GPU else [])]:

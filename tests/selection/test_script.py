@@ -214,8 +214,6 @@ class TestEdges:
         ({"rho": 0.0}, ValueError, "rho=0.0: a share of the tokens, above 0"),
         ({"rho": 1.1}, ValueError, "rho=1.1: a share of the tokens, from 0 to 1"),
         ({"sign": 0}, ValueError, "sign=0: choose from 1, -1"),
-        ({"fill": 1.5}, ValueError, "fill=1.5: a share of what the first token adds, from 0 to 1"),
-        ({"grid": (5, 9)}, ValueError, r"grid=\(5, 9\): must hold the 40 tokens"),
         (
             {"redundancy": torch.ones(2, 39)},
             ValueError,

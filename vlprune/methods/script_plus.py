@@ -54,7 +54,8 @@ class ScriptPlus(Script):
         if budget.adaptive is None or by_frames:
             return self.choose(view, query, m)
         chosen = self.choose(view, query, budget.bounds(view.n)[1])
-        assert chosen.gains is not None and chosen.order is not None
+        assert chosen.gains is not None
+        assert chosen.order is not None
         sizes = tuple(budget.needed(image) for image in chosen.gains.tolist())
         kept = chosen.order[:, : max(sizes, default=0)].clone()
         for row, size in zip(kept, sizes):

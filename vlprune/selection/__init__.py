@@ -10,7 +10,7 @@ from .dpp import greedy_map, greedy_map_features, query_kernel
 from .farthest_points import farthest_points
 from .fusion import fuse
 from .graph import graph_keep, graph_scores, graph_threshold
-from .grid import even_order, grid_cells
+from .grid import grid_cells
 from .merge import assign, group_means
 from .relevance import dot_scores, relevance_scores
 from .script import select_script
@@ -19,7 +19,6 @@ from .top_k import highest, remaining
 __all__ = [
     "assign",
     "dot_scores",
-    "even_order",
     "farthest_points",
     "fuse",
     "graph_keep",

@@ -50,9 +50,7 @@ class Backend(Protocol):
         """The first `keep` tokens of a ranking (B, keep), ascending; the ranking cannot be used again."""
         ...
 
-    def greedy(
-        self, k: int, *, candidates: Tensor | None, matrix: Tensor | None, fill: float, grid: tuple[int, int]
-    ) -> Choices:
+    def greedy(self, k: int, *, candidates: Tensor | None, matrix: Tensor | None) -> Choices:
         """k tokens by `greedy_map_features`; `candidates` are ascending, and `matrix` is what `redundancy` returned."""
         ...
 

@@ -6,7 +6,6 @@ from torch import Tensor
 from .checks import Condition, check_choice, check_count, check_indices, check_real, check_tensor, finite, require
 from .dispatch import fused_for
 from .greedy import MatrixKernel, VectorKernel, greedy
-from .grid import even_key
 from .numerics import exact_float32, take, unit_vectors
 
 KERNELS = ("s_prime", "s")
@@ -92,8 +91,6 @@ def greedy_map_features(
     kind: str = "s_prime",
     eps: float = 1e-6,
     candidates: Tensor | None = None,
-    fill: float = 0.0,
-    grid: tuple[int, int] | None = None,
 ) -> Tensor:
     """`greedy_map(query_kernel(features, relevance, kind=kind), k)` without the whole kernel.
 
@@ -106,8 +103,6 @@ def greedy_map_features(
         features: (B, n, d), any floating dtype. B may be 0.
         relevance: (B, n), finite and not negative.
         k, eps, candidates: as in `greedy_map`.
-        fill: once no token left has this share of the first choice's v², the rest follows in `even_order`; in [0, 1].
-        grid: (rows, columns) of the tokens for that, (1, n) if not said.
 
     Returns:
         (B, k) int64, in order of choice.
@@ -123,26 +118,14 @@ def greedy_map_features(
     B, n, _ = features.shape
     k = check_count("k", k, 1, n, "the number of tokens")
     check_real("eps", eps, 0.0, 1e-3)
-    grid = check_fill(fill, grid, n)
     _check_candidates(candidates, features, B)
     if fast := fused_for(features):
-        return fast.greedy_map_features(
-            features, relevance, k, kind=kind, eps=eps, candidates=candidates, fill=fill, grid=grid
-        )
+        return fast.greedy_map_features(features, relevance, k, kind=kind, eps=eps, candidates=candidates)
     conditions = _allowed_candidates(candidates, n)
     with exact_float32(features.device):
         unit, length, r = _checked(features, relevance, conditions)
         weight, diagonal = kernel_weights(length, r, kind)
-        return greedy_units(unit, weight, diagonal, k, eps, _sorted(candidates), fill=fill, grid=grid)[0]
-
-
-def check_fill(fill: float, grid: tuple[int, int] | None, n: int) -> tuple[int, int]:
-    """The grid of n tokens, (1, n) if not given; raise unless `fill` and `grid` are allowed."""
-    check_real("fill", fill, 0.0, 1.0, "a share of what the first token adds")
-    rows, columns = (1, n) if grid is None else grid
-    if rows * columns != n:
-        raise ValueError(f"grid={(rows, columns)}: must hold the {n} tokens.")
-    return rows, columns
+        return greedy_units(unit, weight, diagonal, k, eps, _sorted(candidates))[0]
 
 
 def kernel_weights(length: Tensor, relevance: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -177,24 +160,19 @@ def greedy_units(
     eps: float,
     candidates: Tensor | None,
     cosine: Tensor | None = None,
-    fill: float = 0.0,
-    grid: tuple[int, int] = (1, 1),
 ) -> tuple[Tensor, Tensor]:
     """`greedy_map_features` of unit vectors (B, n, d) and their `kernel_weights`, and the gains (B, k) of `greedy`.
 
     Candidates are ascending. `cosine` (B, n, n) are all their cosines, where they were computed; they are overwritten.
     """
-    at, rest = None, None
-    if fill:
-        rest = even_key(*grid, unit.device).expand(unit.shape[0], -1)
+    at = None
     if candidates is not None and candidates.shape[1] >= k:
         at, candidates = candidates, None
-        rest = rest.gather(1, at) if rest is not None else None
         unit, weight, diagonal = take(unit, at), weight.gather(1, at), diagonal.gather(1, at)
     kernel: MatrixKernel | VectorKernel = VectorKernel(unit, weight, diagonal)
     if cosine is not None or matrix_for_greedy(unit.shape[1], k, unit.device):
         kernel = MatrixKernel(_weighted(unit @ unit.mT if cosine is None else cosine, weight, diagonal))
-    order, gains = greedy(kernel, k, eps, candidates, fill, rest)
+    order, gains = greedy(kernel, k, eps, candidates)
     return order if at is None else at.gather(1, order), gains
 
 

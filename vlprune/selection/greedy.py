@@ -76,35 +76,24 @@ class VectorKernel:
 
 
 def greedy(
-    kernel: MatrixKernel | VectorKernel,
-    k: int,
-    eps: float,
-    candidates: Tensor | None = None,
-    fill: float = 0.0,
-    rest: Tensor | None = None,
+    kernel: MatrixKernel | VectorKernel, k: int, eps: float, candidates: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Choose k tokens (B, k), each time the one with the largest v², and say in `gains` (B, k) what that v² was.
 
-    Candidates (B, c), ascending, come first. Once v² is spent, or no v² is at least `fill` of the first choice's,
-    tokens follow by `rest` (B, n), distinct numbers, highest first, or by the diagonal; their gains are 0.
+    Candidates (B, c), ascending, come first. Once v² is spent, tokens follow by the diagonal; their gains are 0.
     """
     run = greedy_on_host if kernel.diagonal.device.type == "cpu" else greedy_on_device
-    return run(kernel, k, eps, candidates, fill, rest)
+    return run(kernel, k, eps, candidates)
 
 
 def greedy_on_device(
-    kernel: MatrixKernel | VectorKernel,
-    k: int,
-    eps: float,
-    candidates: Tensor | None,
-    fill: float = 0.0,
-    rest: Tensor | None = None,
+    kernel: MatrixKernel | VectorKernel, k: int, eps: float, candidates: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`greedy` without waiting for the device: branches depend on shapes alone. v² of a chosen token is −inf."""
     diagonal = kernel.diagonal
     B, n = diagonal.shape
     c = 0 if candidates is None else candidates.shape[1]
-    state = torch.stack([diagonal, diagonal if rest is None else rest])
+    state = torch.stack([diagonal, diagonal])
     v2, spare = state  # spare: by what the tokens that are not chosen yet follow when v² is spent
     u = torch.empty(k, B, n, dtype=torch.float32, device=diagonal.device)
     flat_state, flat_v2, flat_u = state.view(2, -1), v2.view(-1), u.view(k, -1)
@@ -120,7 +109,7 @@ def greedy_on_device(
         if t == 0 or t == c:  # v² only falls, so the first choice (of a phase) has the largest
             scale = torch.maximum(scale, best)
             tie, floor, ridge = TIE * scale, (TIE + 8 * eps) * scale, eps * scale
-        spent = (best <= floor) | (best < fill * scale)
+        spent = best <= floor
         j = first_best(torch.where(spent, fallback, value), tie) + start
         own = flat_v2.index_select(0, j)
         chosen.append(j)
@@ -140,12 +129,7 @@ def greedy_on_device(
 
 
 def greedy_on_host(
-    kernel: MatrixKernel | VectorKernel,
-    k: int,
-    eps: float,
-    candidates: Tensor | None,
-    fill: float = 0.0,
-    rest: Tensor | None = None,
+    kernel: MatrixKernel | VectorKernel, k: int, eps: float, candidates: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`greedy` in numpy."""
     diagonal = kernel.diagonal.numpy()
@@ -156,7 +140,7 @@ def greedy_on_host(
     c = 0 if candidates is None else candidates.shape[1]
     for image in range(B):
         row = kernel.on_host(image)
-        v2, spare = diagonal[image].copy(), (diagonal if rest is None else rest.numpy())[image].copy()
+        v2, spare = diagonal[image].copy(), diagonal[image].copy()
         pool = None if candidates is None else candidates[image].numpy()
         scale = np.float32(0)
         for t in range(k):
@@ -166,10 +150,7 @@ def greedy_on_host(
             if t in (0, c):
                 scale = max(scale, best)
                 tie, floor, ridge = TIE * scale, (TIE + 8 * eps) * scale, eps * scale
-            spent = best <= floor or best < fill * scale
-            if spent and rest is not None and t >= c:  # nothing changes any more
-                order[image, t:] = (-spare).argsort(kind="stable")[: k - t]
-                break
+            spent = best <= floor
             if spent:
                 value = spare if among is None else spare[among]
                 best = value[value.argmax()]

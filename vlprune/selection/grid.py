@@ -1,7 +1,6 @@
-"""A grid of tokens: cut into m cells of nearly equal size, and in an order that covers it evenly."""
+"""A grid of tokens, cut into m cells of nearly equal size."""
 
 import math
-from functools import cache
 from itertools import pairwise
 
 import torch
@@ -51,30 +50,3 @@ def grid_cells(rows: int, columns: int, m: int) -> tuple[Tensor, Tensor]:
             cells[top:bottom, left:right] = cell
             middles.append((top + bottom - 1) // 2 * columns + (left + right - 1) // 2)
     return cells.flatten(), torch.tensor(middles)
-
-
-@cache
-def even_order(rows: int, columns: int) -> Tensor:
-    """All tokens of a grid in an order whose every beginning covers the grid evenly.
-
-    The cells that the points i · (1/p, 1/p²) mod 1 fall into, i = 0, 1, …, with p³ = p + 1 (Roberts' R2 sequence); what
-    4·n points miss follows by index.
-
-    Returns:
-        (rows · columns,) int64; shared, not to be changed.
-
-    >>> even_order(2, 2).tolist(), even_order(1, 5).tolist()
-    ([0, 3, 2, 1], [0, 2, 3, 1, 4])
-    """
-    n, p = rows * columns, 1.32471795724474602596
-    at = torch.arange(4 * n, dtype=torch.float64)
-    row, column = (at / p % 1 * rows).long(), (at / p**2 % 1 * columns).long()
-    seen = dict.fromkeys((row * columns + column).tolist())
-    return torch.tensor([*seen, *(token for token in range(n) if token not in seen)])
-
-
-@cache  # for good: a recorded CUDA graph may read it
-def even_key(rows: int, columns: int, device: torch.device) -> Tensor:
-    """(rows · columns,) float32, higher for what comes earlier in `even_order`."""
-    order = even_order(rows, columns)
-    return torch.empty(len(order)).scatter_(0, order, -torch.arange(len(order), dtype=torch.float32)).to(device)

@@ -11,7 +11,7 @@ from . import torch_backend
 from .backend import Backend
 from .checks import check_choice, check_count, check_real, check_tensor
 from .dispatch import fused_for
-from .dpp import KERNELS, check_fill, check_relevance
+from .dpp import KERNELS, check_relevance
 from .fusion import RULES
 from .graph import check_graph, graph_scores
 from .relevance import check_query
@@ -28,8 +28,6 @@ def select_script(
     kernel: str = "s_prime",
     fusion: str = "supplement",
     rho: float = 0.5,
-    fill: float = 0.0,
-    grid: tuple[int, int] | None = None,
     query_mask: Tensor | None = None,
     sign: int = 1,
     relevance: Tensor | None = None,
@@ -50,7 +48,6 @@ def select_script(
         kernel: "s_prime" or "s", as `kind` of `query_kernel`.
         fusion: "released", "supplement" or "filter", as `rule` of `fuse`.
         rho: the share of tokens that "filter" lets through, in (0, 1].
-        fill, grid: as in `greedy_map_features`; "supplement" takes ranks for what they are, and fills nothing.
         query_mask, sign: as in `relevance_scores`.
         relevance: (B, n), finite and not negative, in place of the query (a dual encoder's, for instance).
         redundancy: (B, n), finite, in place of the graph's (of a graph over a whole video, for instance).
@@ -71,7 +68,6 @@ def select_script(
     check_choice("fusion", fusion, RULES)
     if not check_real("rho", rho, 0.0, 1.0, "a share of the tokens") > 0.0:
         raise ValueError(f"rho={rho!r}: a share of the tokens, above 0.")
-    grid = check_fill(fill, grid, n)
     if (query is None) == (relevance is None):
         raise ValueError("query and relevance: exactly one of them must be given.")
     if query is not None:
@@ -97,8 +93,6 @@ def select_script(
         "kernel": kernel,
         "fusion": fusion,
         "rho": rho,
-        "fill": 0.0 if fusion == "supplement" else float(fill),
-        "grid": grid,
         "sign": sign,
     }
     found = (fused_for(features) or torch_backend).run(_script, tensors, settings)
@@ -121,15 +115,13 @@ def _script(
     kernel: str,
     fusion: str,
     rho: float,
-    fill: float,
-    grid: tuple[int, int],
     sign: int,
 ) -> Selection:
     """`select_script` of checked arguments by a backend's steps, without the scores that were given."""
     n = features.shape[1]
     tokens = backend_class(features, query=query, query_mask=query_mask, sign=sign, relevance=relevance, kernel=kernel)
     if fusion == "released":  # the graph has no say
-        choices = tokens.greedy(m, candidates=None, matrix=None, fill=fill, grid=grid)
+        choices = tokens.greedy(m, candidates=None, matrix=None)
         return Selection(tokens.fuse(choices, m, None), choices.order, relevance=tokens.relevance, gains=choices.gains)
     ranks = min(2 * m, n) if fusion == "supplement" else m
     scores, matrix = redundancy, None
@@ -137,7 +129,7 @@ def _script(
         scores, matrix = tokens.redundancy(tau, gamma, graph, ranks if fusion == "supplement" else None)
     ranking = tokens.rank(scores, given=redundancy is not None)
     survivors = tokens.least_redundant(ranking, max(m, int(rho * n + 0.5))) if fusion == "filter" else None
-    choices = tokens.greedy(ranks, candidates=survivors, matrix=matrix, fill=fill, grid=grid)
+    choices = tokens.greedy(ranks, candidates=survivors, matrix=matrix)
     kept = tokens.fuse(choices, m, ranking if fusion == "supplement" else None)
     found = scores if redundancy is None else None
     return Selection(kept, choices.order, redundancy=found, relevance=tokens.relevance, gains=choices.gains)

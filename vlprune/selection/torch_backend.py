@@ -68,11 +68,9 @@ class TorchBackend:
         """The `keep` least redundant tokens (B, keep), ascending."""
         return ranking[:, :keep].sort(dim=1).values
 
-    def greedy(
-        self, k: int, *, candidates: Tensor | None, matrix: Tensor | None, fill: float, grid: tuple[int, int]
-    ) -> Choices:
+    def greedy(self, k: int, *, candidates: Tensor | None, matrix: Tensor | None) -> Choices:
         """k tokens by `greedy_map_features`; `matrix` holds the cosines, which are overwritten."""
-        return Choices(*greedy_units(self.unit, self.weight, self.diagonal, k, 1e-6, candidates, matrix, fill, grid))
+        return Choices(*greedy_units(self.unit, self.weight, self.diagonal, k, 1e-6, candidates, matrix))
 
     def fuse(self, choices: Choices, m: int, ranking: Tensor | None) -> Tensor:
         """The first m choices (B, m), ascending, or, with a ranking, m tokens by rule "supplement"."""

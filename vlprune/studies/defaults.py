@@ -44,7 +44,7 @@ class ByBatch(QueryMethod):
         assert query is not None
         cosine = query.sign * torch.cosine_similarity(query.image.float(), query.text.float(), dim=-1)
         relevance = (cosine - cosine.min()) / (cosine.max() - cosine.min()).clamp(min=1e-6)
-        order = greedy_map_features(view.features, relevance, self.count(view.n), fill=ScriptPlus.fill, grid=view.grid)
+        order = greedy_map_features(view.features, relevance, self.count(view.n))
         return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
 
 
@@ -64,7 +64,7 @@ class ByQuarter(QueryMethod):
             at = (cells == quarter).nonzero()[:, 0]
             share = min(len(at), (m + 3 - quarter) // 4)
             if share:
-                order = greedy_map_features(view.features[:, at], relevance[:, at], share, fill=ScriptPlus.fill)
+                order = greedy_map_features(view.features[:, at], relevance[:, at], share)
                 orders.append(at[order])
         order = torch.cat(orders, dim=1)
         return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
@@ -80,7 +80,6 @@ def script_settings(keep: Any, has_dual_encoder: bool) -> dict[str, tuple[Method
         **{f"fusion filter, rho {rho}": replace(usual, fusion="filter", rho=rho) for rho in (0.5, 0.7, 0.9)},
         **{f"supplement, graph {kind}": replace(graph, graph=kind) for kind in ("full", "random")},
         **{f"supplement, tau {tau}": replace(graph, tau=tau) for tau in (0.1, 0.5, 0.7, 0.9, "otsu", "quantile")},
-        **{f"fill {fill}": replace(usual, fill=fill) for fill in (0.0, 0.005, 0.01, 0.05)},
         "kernel s": replace(usual, kernel="s"),
         "min-max over the batch": ByBatch(keep=keep),
         "a quarter of the budget per quarter": ByQuarter(keep=keep),

@@ -11,7 +11,6 @@ from torch import Tensor
 from vlprune.types import Selection
 
 from ..backend import Choices
-from ..grid import even_key
 from . import ranks as ranking_kernels
 from .cosines import gram, random_sides
 from .device_errors import fault_word
@@ -84,8 +83,6 @@ class FusedBackend:
         candidates: Tensor | None = None,
         matrix: Tensor | None = None,
         eps: float = 1e-6,
-        fill: float = 0.0,
-        grid: tuple[int, int] = (1, 1),
     ) -> Choices:
         """k tokens by `greedy_map_features`; `matrix` is the kernel of all tokens, where `redundancy` made it."""
         x, table, among = self.features, self.table, None
@@ -105,8 +102,6 @@ class FusedBackend:
             candidates=candidates,
             at=among,
             exact=exact,
-            fill=fill,
-            rest=even_key(*grid, x.device) if fill else None,
         )
         return Choices(order, gains, step, among)
 

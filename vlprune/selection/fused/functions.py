@@ -70,21 +70,13 @@ def greedy_map(kernel: Tensor, k: int, *, eps: float, candidates: Tensor | None)
 
 @_on_its_device
 def greedy_map_features(
-    features: Tensor,
-    relevance: Tensor,
-    k: int,
-    *,
-    kind: str,
-    eps: float,
-    candidates: Tensor | None,
-    fill: float = 0.0,
-    grid: tuple[int, int] = (1, 1),
+    features: Tensor, relevance: Tensor, k: int, *, kind: str, eps: float, candidates: Tensor | None
 ) -> Tensor:
     """k tokens (B, k) by the greedy on features and relevance, in order of choice."""
     tokens = FusedBackend(features, relevance=relevance, kernel=kind)
     if candidates is not None:
         candidates = check_candidates(candidates, features.shape[1], tokens.word)
-    return tokens.greedy(k, candidates=candidates, eps=eps, fill=fill, grid=grid).order
+    return tokens.greedy(k, candidates=candidates, eps=eps).order
 
 
 @_on_its_device

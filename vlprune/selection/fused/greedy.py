@@ -199,7 +199,6 @@ def _greedy(
     nearest,
     inside,
     at,
-    rest,
     u,
     slots,
     order,
@@ -215,9 +214,7 @@ def _greedy(
     eps,
     tolerance,
     one,
-    fill,
     DISTANCE: tl.constexpr,
-    FILL: tl.constexpr,
     ROWS: tl.constexpr,
     POOL: tl.constexpr,
     LIST: tl.constexpr,
@@ -242,12 +239,6 @@ def _greedy(
     start = _start(kernel, first_values, base, size, i, mine, n, ROWS, DISTANCE)
     start = tl.where(mine, start, float("-inf"))
     v2 = start
-    spare = start
-    if FILL:
-        token_of = i.to(tl.int64)
-        if LIST:
-            token_of = tl.load(at + base + i, mask=mine, other=0)
-        spare = tl.where(mine, tl.load(rest + token_of, mask=mine, other=0.0), float("-inf"))
     pool = mine
     if POOL:
         pool = mine & (tl.load(inside + base + i, mask=mine, other=0) != 0)
@@ -279,10 +270,8 @@ def _greedy(
                 scale = tl.maximum(scale, best)
                 tie = tolerance * scale
             spent = best <= (tolerance + 8 * eps) * scale
-            if FILL:
-                spent = spent | (best < fill * scale)
-            if spent:  # go on by the diagonal, or by what is to fill the rest
-                value = tl.where(value == float("-inf"), value, spare)
+            if spent:  # go on by the diagonal
+                value = tl.where(value == float("-inf"), value, start)
                 best = _largest(value)
                 if SHARED:
                     named, reached = _first(value, best - tie, lane, value)
@@ -349,8 +338,6 @@ def greedy(
     candidates: Tensor | None = None,
     at: Tensor | None = None,
     exact: bool = True,
-    fill: float = 0.0,
-    rest: Tensor | None = None,
     share: int | None = None,
     jitter: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -360,8 +347,7 @@ def greedy(
 
     From a kernel (B, n, n), or from features and their table. With `nearest`, each token's largest cosine to another
     (B, n), the choice is by distance, and kernel holds cosines. `candidates` (B, c) come first; `at` (B, n) are the
-    tokens' names. Once no v² is at least `fill` of the first, tokens follow by `rest`, distinct numbers by name,
-    highest first. Unless `exact`, tensor cores are used, which truncate. `share` sets how many tokens a program takes
+    tokens' names. Unless `exact`, tensor cores are used, which truncate. `share` sets how many tokens a program takes
     and `jitter` delays programs at random, for tests.
     """
     source = kernel if kernel is not None else features[0]  # type: ignore[index]
@@ -399,17 +385,15 @@ def greedy(
                 cut(source if nearest is None else nearest),
                 cut(inside),
                 place if at is None else cut(at),
-                source if rest is None else rest,
                 u,
                 slots,
                 cut(order),
                 cut(gains),
                 cut(place),
             ),
-            (n, x.shape[2], k, 0 if candidates is None else candidates.shape[1], share, P, depth, eps, TIE, 1.0, fill),
+            (n, x.shape[2], k, 0 if candidates is None else candidates.shape[1], share, P, depth, eps, TIE, 1.0),
             options=options,
             DISTANCE=nearest is not None,
-            FILL=rest is not None,
             ROWS=kernel is None,
             POOL=candidates is not None,
             LIST=at is not None,
