@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vlprune.selection.fused.greedy import exchange
+from vlprune.selection.fused.words import exchange
 
 
 @triton.jit

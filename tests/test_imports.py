@@ -158,8 +158,8 @@ def test_no_private_name_is_imported(file):
     assert taken == []
 
 
-#: Triton's kernels, and training in one file that reads from top to bottom.
-LONG = ("selection/fused/greedy.py", "pocket/train.py")
+#: Training in one file that reads from top to bottom.
+LONG = ("pocket/train.py",)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())

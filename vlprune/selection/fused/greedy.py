@@ -1,4 +1,5 @@
-"""The greedy as one launch: all steps of all images, whether by determinant (Script) or by distance (DivPrune).
+(
+    """The greedy as one launch: all steps of all images, whether by determinant (Script) or by distance (DivPrune).
 
 An image's tokens are shared out to P programs, each of which keeps the state of its own in registers. In each step
 every program publishes its best token in two words, reads all words, and so knows the choice. The launch is cooperative
@@ -10,10 +11,9 @@ token is chosen whose row is not there, the rows of the tokens that look best ar
 features, if there is no kernel matrix), and brought up to date as others are chosen. Most choices then find their row
 in registers, and what programs have to tell each other is in the words. Before they read each other's u there is a
 barrier, which releases and acquires at GPU scope.
-
-Words lie in two alternating buffers. A program writes one again only after all have published the step in between,
-which each does after it has read the buffer.
 """
+    ""
+)
 
 from functools import cache
 
@@ -24,78 +24,7 @@ from torch import Tensor
 
 from ..numerics import TIE
 from .launch import blocks, launch, power
-
-
-@triton.jit
-def _pack(value, low):
-    return (value.to(tl.int32, bitcast=True).to(tl.int64) << 32) | low.to(tl.int64)
-
-
-@triton.jit
-def _unpack(words):
-    return (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _largest(value):
-    """The largest of a block of floats, as integers of the same order: those a warp compares in one instruction."""
-    bits = value.to(tl.int32, bitcast=True)
-    best = tl.max(bits ^ ((bits >> 31) & 0x7FFFFFFF), 0)
-    return (best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _read(slots):
-    return tl.inline_asm_elementwise(
-        "ld.relaxed.gpu.global.b64 $0, [$1];", "=l,l", [slots.to(tl.int64)], dtype=tl.int64, is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def exchange(slots, p, top, lane, value, tag, P, LANES: tl.constexpr):
-    """Publish this program's largest value, and the lane it would choose with its value; return all programs'.
-
-    LANES is no less than the threads, so that no word is read by two threads, which might see different ones.
-    """
-    tag = tag & 0xFFFF
-    tl.atomic_xchg(slots + p, _pack(top, lane * 65536 + tag), sem="relaxed", scope="gpu")
-    tl.atomic_xchg(slots + P + p, _pack(value, tag), sem="relaxed", scope="gpu")
-    at = slots + tl.minimum(tl.arange(0, LANES), P - 1)
-    tops, values = _read(at), _read(at + P)
-    while tl.min((((tops & 0xFFFF) == tag) & ((values & 0xFFFF) == tag)).to(tl.int32), 0) == 0:
-        tops, values = _read(at), _read(at + P)
-    return tops, values
-
-
-@triton.jit
-def _barrier(slots, p, tag, P, LANES: tl.constexpr):
-    """What any program wrote before is visible to all after."""
-    tl.debug_barrier()
-    tl.atomic_xchg(slots + p, tag.to(tl.int64), sem="release", scope="gpu")
-    at = slots + tl.minimum(tl.arange(0, LANES), P - 1)
-    words = _read(at)
-    while tl.min((words == tag).to(tl.int32), 0) == 0:
-        words = _read(at)
-    tl.inline_asm_elementwise(
-        "fence.acq_rel.gpu; mov.b64 $0, $1;", "=l,l", [words], dtype=tl.int64, is_pure=False, pack=1
-    )
-    tl.debug_barrier()
-
-
-@triton.jit
-def _first(value, least, key, result):
-    """The lowest key whose value is at least `least`, and its result."""
-    first = tl.min(tl.where(value >= least, key, 0x3FFFFFFF), 0)
-    return first, _largest(tl.where(key == first, result, float("-inf")))
-
-
-@triton.jit
-def _choice(tops, values, least, share, P, LANES: tl.constexpr):
-    """The token named by the lowest program that reaches `least`, its value, and all programs' values and tokens."""
-    program = tl.minimum(tl.arange(0, LANES), P - 1)
-    scores, tokens = _unpack(tops), program * share + ((tops >> 16) & 0xFFFF).to(tl.int32)
-    j, own = _first(scores, least, tokens, _unpack(values))  # shares are in order: the lowest program, the lowest token
-    return j, own, scores, tokens
+from .words import barrier, choice, delay, exchange, first_reaching, largest, unpack
 
 
 @triton.jit
@@ -117,7 +46,7 @@ def _likely(scores, tokens, j, Q: tl.constexpr, AHEAD: tl.constexpr):
     ahead, names = tl.where(place == 0, j, -1), tl.where(lane == 0, j, -1)
     for q in range(1, AHEAD):
         scores = tl.where(tokens == j, float("-inf"), scores)
-        best = _largest(scores)
+        best = largest(scores)
         j = tl.min(tl.where(scores == best, tokens, 0x3FFFFFFF), 0)
         named = tl.where(best > float("-inf"), j, -1)
         ahead, names = tl.where(place == q, named, ahead), tl.where(lane == q, named, names)
@@ -176,19 +105,6 @@ def _rows(
         if not EXACT:
             left -= tl.trans(gone)
     return left, among
-
-
-@triton.jit
-def _delay(t, p):
-    """Some programs wait up to 8 µs in some steps, in no pattern, to bring races out."""
-    tl.inline_asm_elementwise(
-        "{ .reg .u32 n; and.b32 n, $1, 8191; nanosleep.u32 n; mov.u32 $0, n; }",
-        "=r,r",
-        [(t * 40503 + p * 60493) * ((t * 7 + p * 13) % 5 == 0).to(tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit(do_not_specialize=["n", "k", "c", "share", "P"])  # or there would be more to compile
@@ -256,14 +172,14 @@ def _greedy(
         value = v2
         if POOL:
             value = tl.where(pool | (t >= c), v2, float("-inf"))
-        best = _largest(value)
+        best = largest(value)
         step = slots + ((t % 2) * images + b) * 8 * P  # four exchanges of two words a program
         if SHARED:
             if JITTER:
-                _delay(t, p)
-            named, reached = _first(value, best - tie, lane, value)
+                delay(t, p)
+            named, reached = first_reaching(value, best - tie, lane, value)
             tops, values = exchange(step, p, best, named, reached, t + 1, P, LANES)
-            best = _largest(_unpack(tops))
+            best = largest(unpack(tops))
         spent = t < 0
         if not DISTANCE:
             if fresh:
@@ -272,22 +188,22 @@ def _greedy(
             spent = best <= (tolerance + 8 * eps) * scale
             if spent:  # go on by the diagonal
                 value = tl.where(value == float("-inf"), value, start)
-                best = _largest(value)
+                best = largest(value)
                 if SHARED:
-                    named, reached = _first(value, best - tie, lane, value)
+                    named, reached = first_reaching(value, best - tie, lane, value)
                     tops, values = exchange(step + 2 * P, p, best, named, reached, t + 1, P, LANES)
-                    best = _largest(_unpack(tops))
+                    best = largest(unpack(tops))
         if SHARED:
-            j, own, scores, tokens = _choice(tops, values, best - tie, share, P, LANES)
+            j, own, scores, tokens = choice(tops, values, best - tie, share, P, LANES)
             if fresh | (own < best - tie):  # what that program named is a tie for it, but not for all
-                again, reaching = _first(value, best - tie, lane, value)
+                again, reaching = first_reaching(value, best - tie, lane, value)
                 if again < share:  # else it names its best as before
                     named, reached = again, reaching
-                tops, values = exchange(step + 4 * P, p, _largest(value), named, reached, t + 1, P, LANES)
-                j, own, scores, tokens = _choice(tops, values, best - tie, share, P, LANES)
+                tops, values = exchange(step + 4 * P, p, largest(value), named, reached, t + 1, P, LANES)
+                j, own, scores, tokens = choice(tops, values, best - tie, share, P, LANES)
         else:
             scores, tokens = value, lane
-            j, own = _first(value, best - tie, lane, value)
+            j, own = first_reaching(value, best - tie, lane, value)
         j = tl.minimum(j, n - 1)  # it always is, unless numbers are not finite
         if p == 0:
             token = j.to(tl.int64)
@@ -305,8 +221,8 @@ def _greedy(
                     ahead, names = _likely(scores, tokens, j, Q, AHEAD)
                     if SHARED:
                         if JITTER:
-                            _delay(t + 1, p)
-                        _barrier(step + 6 * P, p, t + 1, P, LANES)
+                            delay(t + 1, p)
+                        barrier(step + 6 * P, p, t + 1, P, LANES)
                     left, among = _rows(
                         kernel, x, table, u, base, size, ahead, i, mine, t, n, d, depth, one,
                         DISTANCE, ROWS, EXACT, BLOCK, Q, CHUNK, CHANNELS,
