@@ -3,12 +3,16 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
+import torch
 
 from tests.support.evaluation_runs import answer_and_kept
-from vlprune.evaluation.reference_methods import Oracle, evidence_tokens, oracle_order
-from vlprune.methods import Random
+from vlprune.evaluation.reference_methods import GraphAndRandom, Oracle, evidence_tokens, oracle_order
+from vlprune.methods import GraphOnly, Random
 from vlprune.pocket.render import PALETTE
 from vlprune.pocket.world import COLORS
+from vlprune.selection import graph_keep, graph_scores
+from vlprune.types import TokenView
 
 
 def test_random_draws_belong_to_the_question_and_not_to_the_batch(loaded, questions):
@@ -19,6 +23,32 @@ def test_random_draws_belong_to_the_question_and_not_to_the_batch(loaded, questi
     assert len(set(kept)) == len(kept)
     other = answer_and_kept(loaded, some, {"random": Random(keep=5)}, batch=4, seed=1)
     assert all(other[key][1] != single[key][1] for key in single)
+
+
+def test_random_tokens_beside_the_graph(loaded, questions):
+    """From the graph's own tokens to `Random`'s, drawn for each question whatever the batch."""
+    some, methods = questions[:4], {share: GraphAndRandom(keep=12, share=share) for share in (0.0, 0.25, 1.0)}
+    methods |= {"graph": GraphOnly(keep=12), "random": Random(keep=12)}
+    found = answer_and_kept(loaded, some, methods, batch=4)
+    assert answer_and_kept(loaded, some, methods, batch=1) == found
+    for question in some:
+        kept = {name: set(found[name, question.number][1]) for name in methods}
+        assert kept[0.0] == kept["graph"]
+        assert kept[1.0] == kept["random"]
+        assert 9 <= len(kept[0.25] & kept["graph"]) < len(kept[0.25]) == 12
+
+
+@pytest.mark.parametrize(("among", "pool"), [(0.25, 25), (0.5, 50), (0.05, 8)])
+def test_random_tokens_of_the_least_redundant_ones(among, pool):
+    view = TokenView(torch.randn(4, 100, 6, generator=torch.Generator().manual_seed(0)), (10, 10))
+    method = GraphAndRandom(keep=8, share=1.0, among=among, seeds=(3, 5))  # two images in each row
+    allowed = graph_keep(graph_scores(view.features), pool)
+    kept = method.select(view, None).kept
+    assert kept.shape == (4, 8)
+    assert all(set(some) <= set(all_) for some, all_ in zip(kept.tolist(), allowed.tolist()))
+    assert pool == 8 or not torch.equal(kept, graph_keep(graph_scores(view.features), 8))
+    with pytest.raises(ValueError, match="cannot be told apart"):
+        replace(method, seeds=(1, 2, 3)).select(view, None)
 
 
 def test_the_oracle_keeps_what_is_asked_about(loaded, questions):

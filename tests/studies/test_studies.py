@@ -35,6 +35,11 @@ def check_graph(data):
     assert found["bipartite"]["iou"] == pytest.approx(wanted)
     assert found["random tokens"]["iou"] < found["bipartite"]["iou"] < 1
     assert all(found[name]["seconds"] > 0 for name in ("exhaustive", "bipartite", "random halves"))
+    right = {name: [line["right"] for line in read_lines("run", f"{name}@0.1")] for name in found}
+    for name in ("graph, a quarter random", "random in the graph's quarter"):
+        assert tuple(found[name][key] for key in ("lost", "won", "p")) == mcnemar(right["bipartite"], right[name])
+    ordinary = found["graph, half random"]["iou"]
+    assert found["random tokens"]["iou"] < ordinary < found["graph, a quarter random"]["iou"]
 
 
 def check_redundancy(data):
@@ -111,7 +116,7 @@ def check_errors(data):
 def check_defaults(data):
     scores = data["scores"]
     assert {cell.rpartition("@")[2] for cell in scores} == {"64", "16"}
-    assert len(scores) == 2 * 21
+    assert len(scores) == 2 * 22
     assert all(one["entering"] == float(cell.rpartition("@")[2]) for cell, one in scores.items())
     usual = {line["q"]: line["right"] for line in read_lines("run", "default@16")}
     other = {line["q"]: line["right"] for line in read_lines("run", "kernel s@16")}

@@ -1,9 +1,9 @@
-"""Methods to compare others with: all tokens, random ones drawn for each question, an oracle, one place alone."""
+"""Methods to compare others with: all tokens, ones drawn at random for each question, an oracle, one place alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from vlprune.evaluation.captioned_photos import PhotoQuestion
 from vlprune.evaluation.questions import ImageQuestion
-from vlprune.methods import Method, Random, UniformGrid
+from vlprune.methods import GraphOnly, Method, Random, UniformGrid
+from vlprune.selection import graph_scores
+from vlprune.selection.numerics import ascending
 from vlprune.types import Query, Selection, TokenView
 
 ALL_TOKENS = "all tokens"  # what results call the model without pruning
@@ -55,13 +57,18 @@ class FixedOrder(Method):
     name: ClassVar[str] = "fixed"
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
-        rows = len(view.features)
-        images_per_row = rows // len(self.orders)
-        if images_per_row * len(self.orders) != rows:
-            raise ValueError("images of several sizes in one batch cannot be told apart: pass batch=1.")
-        order = torch.tensor([self.orders[i // images_per_row] for i in range(rows)])[:, : self.count(view.n)]
+        rows = rows_of_images(view, len(self.orders))
+        order = torch.tensor([self.orders[row] for row in rows])[:, : self.count(view.n)]
         order = order.to(view.features.device)
         return Selection(kept=order.sort(dim=1).values, order=order)
+
+
+def rows_of_images(view: TokenView, rows: int) -> list[int]:
+    """The row of the batch that each image of the view is in; `ValueError` where that cannot be told."""
+    images = len(view.features)
+    if images % rows:
+        raise ValueError("images of several sizes in one batch cannot be told apart: pass batch=1.")
+    return [i // (images // rows) for i in range(images)]
 
 
 @dataclass(frozen=True)
@@ -81,11 +88,38 @@ class RandomPerRow(Method):
         return FixedOrder(m, orders).select(view, None)
 
 
+@dataclass(frozen=True)
+class GraphAndRandom(GraphOnly):
+    """The graph's least redundant tokens, and for a share of the budget others at random, with a seed for each row.
+
+    The random ones are the first of `Random`'s that the graph did not take, so that with `share=1` all are `Random`'s.
+    They are drawn from the least redundant part `among` of the image, or from as many tokens as the budget needs.
+    """
+
+    share: float = 0.5
+    among: float = 1.0
+    seeds: tuple[int, ...] = ()
+
+    name: ClassVar[str] = "graph_and_random"
+
+    def select(self, view: TokenView, query: Query | None) -> Selection:
+        m, n = self.count(view.n), view.n
+        taken = m - int(self.share * m + 0.5)
+        redundancy = graph_scores(view.features, tau=self.tau, gamma=self.gamma, graph=self.graph)
+        orders = []
+        for row, ranked in zip(rows_of_images(view, len(self.seeds)), ascending(redundancy).tolist()):
+            drawn = Random(keep=n, seed=self.seeds[row]).select(view, None).order
+            assert drawn is not None
+            pool = set(ranked[taken : max(m, int(self.among * n))])
+            orders.append([*ranked[:taken], *(token for token in drawn[0].tolist() if token in pool)][:m])
+        return Selection.from_order(torch.tensor(orders, device=view.features.device))
+
+
 def method_for_questions(method: Method, questions: Sequence[ImageQuestion], seed: int) -> Method:
     """The method to attach for a batch of these questions, one per row.
 
-    The oracle becomes the order that it chose for each question, and `Random` draws with a seed for each question. The
-    places that `AskedPlace` keeps must be of one size.
+    The oracle becomes the order that it chose for each question, and what is random is drawn with a seed for each
+    question. The places that `AskedPlace` keeps must be of one size.
     """
     if isinstance(method, AskedPlace):
         orders = [oracle_order(question) for question in questions]
@@ -95,10 +129,11 @@ def method_for_questions(method: Method, questions: Sequence[ImageQuestion], see
         return FixedOrder(count, tuple(map(tuple, shown)))
     if isinstance(method, Oracle):
         return FixedOrder(method.keep, tuple(tuple(oracle_order(question)) for question in questions))
+    seeds = tuple(seed * 1_000_000 + question.number for question in questions)
+    if isinstance(method, GraphAndRandom):
+        return replace(method, seeds=seeds)
     if type(method) is Random:
-        return RandomPerRow(
-            method.keep, tuple(method.seed + seed * 1_000_000 + question.number for question in questions)
-        )
+        return RandomPerRow(method.keep, tuple(method.seed + one for one in seeds))
     return method
 
 

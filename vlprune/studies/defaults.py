@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
-
-import torch
+from dataclasses import replace
+from typing import Any
 
 from vlprune.evaluation.accuracy import (
     INTERVALS_NOTE,
@@ -22,52 +20,17 @@ from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import format_p, mcnemar
 from vlprune.methods import Method, ScriptPlus
-from vlprune.methods.base import QueryMethod
-from vlprune.selection import greedy_map_features, grid_cells, relevance_scores
-from vlprune.types import Query, Selection, TokenView
+from vlprune.studies.rejected import ByBatch, ByQuarter, GraphWeight, QuarterUnasked
 
 NEEDS, QUESTIONS, KEEP = "answers", (600, 5), (64, 16)
 NOTE = (
     "The first row is ScriptPlus as it is by default; each other row changes what it says. Lost, won: questions that "
     "only the default answers, and that only this setting answers; p is McNemar's, exact and two-sided, not corrected "
-    "for the number of rows."
+    "for the number of rows. Graph as weight: relevance times 1 - w + w / (1 + s / median of s), where s is a token's "
+    "redundancy in the graph, or, across scales, that of the mean of its 2 x 2 neighbours. A quarter without the "
+    "question: the greedy on plain cosines chooses the last quarter of the budget."
 )
-
-
-@dataclass(frozen=True)
-class ByBatch(QueryMethod):
-    """QCSP with relevance scaled to [0, 1] over all images of a batch together, not in each."""
-
-    name: ClassVar[str] = "by_batch"
-
-    def select(self, view: TokenView, query: Query | None) -> Selection:
-        assert query is not None
-        cosine = query.sign * torch.cosine_similarity(query.image.float(), query.text.float(), dim=-1)
-        relevance = (cosine - cosine.min()) / (cosine.max() - cosine.min()).clamp(min=1e-6)
-        order = greedy_map_features(view.features, relevance, self.count(view.n))
-        return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
-
-
-@dataclass(frozen=True)
-class ByQuarter(QueryMethod):
-    """QCSP in each quarter of the image by itself, a quarter of the budget each, as a budget per tile would."""
-
-    name: ClassVar[str] = "by_quarter"
-
-    def select(self, view: TokenView, query: Query | None) -> Selection:
-        assert query is not None
-        m, device = self.count(view.n), view.features.device
-        relevance = relevance_scores(query.image, query.text, sign=query.sign)
-        cells = grid_cells(*view.grid, min(4, view.n))[0].to(device)
-        orders = []
-        for quarter in range(4):
-            at = (cells == quarter).nonzero()[:, 0]
-            share = min(len(at), (m + 3 - quarter) // 4)
-            if share:
-                order = greedy_map_features(view.features[:, at], relevance[:, at], share)
-                orders.append(at[order])
-        order = torch.cat(orders, dim=1)
-        return Selection(kept=order.sort(dim=1).values, order=order, relevance=relevance)
+KINDS_NOTE = "Right answers in %."
 
 
 def script_settings(keep: Any, has_dual_encoder: bool) -> dict[str, tuple[Method, str | None]]:
@@ -76,10 +39,13 @@ def script_settings(keep: Any, has_dual_encoder: bool) -> dict[str, tuple[Method
     graph = replace(usual, fusion="supplement")
     found: dict[str, Method] = {
         "default": usual,
+        **{f"power {power}": replace(usual, power=power) for power in (1.0, 1.5, 2.0)},
         "fusion supplement (the paper's text)": graph,
+        **{f"supplement, tau {tau}": replace(graph, tau=tau) for tau in (0.5, "otsu")},
         **{f"fusion filter, rho {rho}": replace(usual, fusion="filter", rho=rho) for rho in (0.5, 0.7, 0.9)},
-        **{f"supplement, graph {kind}": replace(graph, graph=kind) for kind in ("full", "random")},
-        **{f"supplement, tau {tau}": replace(graph, tau=tau) for tau in (0.1, 0.5, 0.7, 0.9, "otsu", "quantile")},
+        **{f"graph as weight, {weight}": GraphWeight(keep=keep, weight=weight) for weight in (0.5, 1.0)},
+        "graph as weight across scales, 1.0": GraphWeight(keep=keep, across_scales=True),
+        "a quarter without the question": QuarterUnasked(keep=keep),
         "kernel s": replace(usual, kernel="s"),
         "min-max over the batch": ByBatch(keep=keep),
         "a quarter of the budget per quarter": ByQuarter(keep=keep),
@@ -99,10 +65,14 @@ def study(evaluation: Evaluation) -> StudyResult:
     for keep in evaluation.keep:
         lines = _ask(evaluation, keep)
         scores = _compare_with_default(evaluation, lines)
-        rows = [_row(name, one) for name, one in scores.items()]
-        columns = ["setting", "right", *evaluation.kinds, "lost", "won", "p"]
         title = f"Settings of ScriptPlus, keeping {keep}"
-        tables.append(ResultTable(title, columns, rows, f"{INTERVALS_NOTE} {NOTE}"))
+        rows = [_row(name, one) for name, one in scores.items()]
+        tables.append(ResultTable(title, ["setting", "right", "lost", "won", "p"], rows, f"{INTERVALS_NOTE} {NOTE}"))
+        if len(evaluation.kinds) > 1:
+            by_kind = [[name, *percent_by_kind(one)] for name, one in scores.items()]
+            tables.append(
+                ResultTable(f"{title}, by kind of question", ["setting", *evaluation.kinds], by_kind, KINDS_NOTE)
+            )
         data |= {f"{name}@{keep}": one for name, one in scores.items()}
     return StudyResult("Defaults", tables, {"defaults": _figure(data, evaluation)}, {"scores": data})
 
@@ -131,7 +101,7 @@ def _compare_with_default(evaluation: Evaluation, lines: Mapping[str, list[Answe
 
 def _row(name: str, score: Mapping[str, Any]) -> list[str]:
     compared = [str(score["lost"]), str(score["won"]), format_p(score["p"])] if name != "default" else [""] * 3
-    return [name, percent_with_interval(score["accuracy"], score["interval"]), *percent_by_kind(score), *compared]
+    return [name, percent_with_interval(score["accuracy"], score["interval"]), *compared]
 
 
 def _figure(data: Mapping[str, Any], evaluation: Evaluation) -> Any:

@@ -1,0 +1,108 @@
+"""Variants of ScriptPlus that the study of its settings compares: each is the default but for what it says."""
+
+import pytest
+import torch
+
+from vlprune import ScriptPlus
+from vlprune.selection import graph_scores, greedy_map_features
+from vlprune.studies.rejected import ByBatch, ByQuarter, GraphWeight, QuarterUnasked, cells_of_two
+from vlprune.types import Query, TokenView
+
+
+def view_and_query(B=2, rows=6, columns=6, d=8, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    tokens = torch.randn(B, rows * columns, d, generator=g)
+    return TokenView(tokens, (rows, columns)), Query(tokens, torch.randn(B, 1, d, generator=g), 1, "llm", ("?",) * B)
+
+
+def default_kept(view, query, keep, power=ScriptPlus.power):
+    return ScriptPlus(keep=keep, power=power).select(view, query).kept
+
+
+@pytest.mark.parametrize("keep", [3, 9, 20])
+def test_what_changes_nothing_is_the_default(keep):
+    """Also its power: with another one the default keeps other tokens."""
+    view, query = view_and_query(B=1)
+    usual = default_kept(view, query, keep)
+    assert torch.equal(ByBatch(keep).select(view, query).kept, usual)
+    assert torch.equal(GraphWeight(keep, weight=0.0).select(view, query).kept, usual)
+    assert torch.equal(QuarterUnasked(3).select(view, query).kept, default_kept(view, query, 3))  # no whole quarter
+    assert not torch.equal(default_kept(view, query, 9, power=0.25), default_kept(view, query, 9))
+
+
+def test_the_batch_scales_relevance_together():
+    view, query = view_and_query(B=2)
+    cosine = torch.cosine_similarity(query.image, query.text, dim=-1)
+    relevance = ByBatch(9).select(view, query).relevance
+    assert torch.allclose(relevance, (cosine - cosine.min()) / (cosine.max() - cosine.min()))
+    assert relevance.amin(1).max() > 0  # 0 for one image alone
+
+
+def test_every_quarter_has_its_part_by_the_default_greedy():
+    view, query = view_and_query()
+    kept = ByQuarter(12).select(view, query).kept
+    quarters = kept // 6 // 3 * 2 + kept % 6 // 3
+    assert [[row.count(q) for q in range(4)] for row in quarters.tolist()] == [[3] * 4] * 2
+    at = [6 * row + column for row in range(3) for column in range(3)]
+    relevance = ScriptPlus().relevance_scores(view, query)[:, at] ** ScriptPlus.power
+    first = torch.tensor(at)[greedy_map_features(view.features[:, at], relevance, 3)]
+    assert torch.equal(kept[quarters == 0].view(2, 3), first.sort(dim=1).values)
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0])
+def test_redundancy_takes_weight(weight):
+    view, query = view_and_query()
+    found = GraphWeight(9, weight=weight).select(view, query)
+    s = graph_scores(view.features).clamp(min=0)
+    factor = found.scores / found.relevance.clamp(min=1e-9)
+    for b in range(2):
+        for token in range(36):
+            wanted = 1 - weight + weight / (1 + s[b, token] / s[b].median())
+            assert found.relevance[b, token] == 0 or factor[b, token] == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_an_image_without_redundancy():
+    """Tokens that are like no other: the median is 0, and nothing is divided by it."""
+    tokens = torch.eye(16)[None]
+    query = Query(tokens, torch.rand(1, 1, 16, generator=torch.Generator().manual_seed(0)), 1, "llm", ("?",))
+    found = GraphWeight(4).select(TokenView(tokens, (4, 4)), query)
+    assert found.scores.isfinite().all()
+    assert torch.equal(found.kept, default_kept(TokenView(tokens, (4, 4)), query, 4))
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (5, 7), (1, 9), (1, 1)])
+def test_cells_have_two_rows_and_columns(shape):
+    rows, columns = shape
+    cells = cells_of_two(shape).view(shape)
+    assert sorted(set(cells.flatten().tolist())) == list(range(-(-rows // 2) * -(-columns // 2)))
+    for row in range(rows):
+        for column in range(columns):
+            same = (cells == cells[row, column]).nonzero().tolist()
+            top, left = row // 2 * 2, column // 2 * 2
+            assert same == [[r, c] for r in range(top, min(top + 2, rows)) for c in range(left, min(left + 2, columns))]
+
+
+def test_across_scales_the_means_meet_in_the_graph():
+    view, query = view_and_query(rows=5, columns=7)
+    wide = GraphWeight(9, across_scales=True)
+    cells = cells_of_two((5, 7))
+    means = torch.stack([view.features[:, cells == cell].mean(1) for cell in range(12)], dim=1)
+    assert torch.allclose(wide.redundancy(view), graph_scores(means).clamp(min=0)[:, cells], atol=1e-5)
+    assert not torch.equal(wide.select(view, query).kept, GraphWeight(9).select(view, query).kept)
+
+
+def test_the_last_quarter_does_without_the_question():
+    view, query = view_and_query()
+    order = QuarterUnasked(12).select(view, query).order
+    assert torch.equal(order[:, :9], ScriptPlus(keep=12).select(view, query).order[:, :9])
+    for b in range(2):
+        unit = torch.nn.functional.normalize(view.features[b].double(), dim=1)
+        chosen = order[b, :9].tolist()
+        for token in order[b, 9:].tolist():  # each adds most to the volume of those before, all weighing the same
+            volumes = {
+                j: float(torch.det(unit[[*chosen, j]] @ unit[[*chosen, j]].T + 1e-6 * torch.eye(len(chosen) + 1)))
+                for j in range(36)
+                if j not in chosen
+            }
+            assert volumes[token] == pytest.approx(max(volumes.values()), rel=0.05)
+            chosen.append(token)
