@@ -15,10 +15,12 @@ from .merge import assign, group_means
 from .relevance import dot_scores, relevance_scores
 from .script import select_script
 from .top_k import highest, remaining
+from .trust import evidence_trust, relevance_evidence, trusted_relevance
 
 __all__ = [
     "assign",
     "dot_scores",
+    "evidence_trust",
     "farthest_points",
     "fuse",
     "graph_keep",
@@ -30,8 +32,10 @@ __all__ = [
     "group_means",
     "highest",
     "query_kernel",
+    "relevance_evidence",
     "relevance_scores",
     "remaining",
     "select_script",
+    "trusted_relevance",
     "use_fused",
 ]
