@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlprune import ScriptPlus
-from vlprune.selection import evidence_trust, relevance_evidence, trusted_relevance
+from vlprune.selection import evidence_trust, relevance_evidence
 from vlprune.types import Query, TokenView
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=50)

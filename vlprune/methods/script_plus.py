@@ -20,8 +20,9 @@ class ScriptPlus(Script):
     It is no published method: docs/script-plus.md says what was tried. The fields are `Script`'s, with these changes.
     `fusion` is "released": the greedy alone. Relevance is raised to `power` before it weighs tokens: from 1, as in the
     paper, towards the most relevant tokens only. `trust` says how far it counts: 1, 0 (as without a question), or
-    between; "image" takes it from each image's own map (`vlprune.selection.relevance_evidence`). With `Budget(adaptive=..., mean=...)` an image that is soon told keeps
-    fewer tokens than a crowded one. `tau` may be "otsu" or "quantile": each image's own threshold.
+    between; "image" takes it from each image's own map (`vlprune.selection.relevance_evidence`). With
+    `Budget(adaptive=..., mean=...)` an image that is soon told keeps fewer tokens than a crowded one. `tau` may be
+    "otsu" or "quantile": each image's own threshold.
 
     >>> ScriptPlus(keep=64).fusion, ScriptPlus(keep=64).power
     ('released', 1.25)
