@@ -111,12 +111,13 @@ def test_killed_runs_go_on():
     assert "0 wrong" in said
 
 
-def test_soak():
-    said = run(
-        "soak.py", "--calls", 24, "--distinct", 3, "--threads", 2, "--beds", "script", "qwen2_5_vl", "llava_next"
-    )
+def test_soak(monkeypatch, capsys):
+    """It starts the fresh process itself; its words are those of the script."""
+    words = ["--calls", 24, "--distinct", 3, "--threads", 2, "--beds", "script", "qwen2_5_vl", "llava_next"]
+    said = run_here(monkeypatch, capsys, "soak.py", *words)
     assert "24 calls of 3 models by 2 threads" in said
     assert "0 differ from a fresh process" in said
+    assert "MiB are left of the memory after malloc_trim" in said
     assert "after detach 0 left, 0 modules changed" in said
 
 
