@@ -53,7 +53,8 @@ def relevance_evidence(relevance: Tensor, features: Tensor, *, grid: tuple[int, 
             shape = shape + (a * b * (a + b)).sum((1, 2)) / 2
             pairs += a.shape[1] * a.shape[2]
         unit, _ = unit_vectors(features.to(torch.float32))
-        rarity = _standard(-(unit * unit.mean(1, keepdim=True, dtype=z.dtype)).sum(2))
+        middle = unit.mean(1, keepdim=True, dtype=z.dtype).to(torch.float32)
+        rarity = _standard(-(unit * middle).sum(2, dtype=z.dtype))
         order = z.argsort(dim=1, stable=True)
         ends = max(1, n // ENDS)
         ranked = rarity.gather(1, order)
@@ -77,7 +78,7 @@ def trusted_relevance(relevance: Tensor, trust: Tensor | float) -> Tensor:
     >>> trusted_relevance(torch.tensor([[0.0, 1.0]]), 0.25)
     tensor([[0.7500, 1.0000]])
     """
-    share = torch.as_tensor(trust, dtype=torch.float32, device=relevance.device).reshape(-1, 1)
+    share = trust.to(torch.float32)[:, None] if isinstance(trust, Tensor) else trust
     with torch.no_grad():
         return share * relevance.to(torch.float32) + (1.0 - share)
 
