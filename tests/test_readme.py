@@ -46,6 +46,7 @@ def folder(tmp_path_factory):
     pocket.images(pocket.scenes("test", 1))[0].save(place / "photos" / "kitchen.jpg")
     (line,) = re.findall(r"`(\{\"image\".*?\})`", TEXT)
     (place / "questions.jsonl").write_text(line + "\n", encoding="utf-8")
+    shutil.copytree(ROOT / "models" / "photo" / "pictures", place / "models" / "photo" / "pictures")
     save_llava(place / LLAVA, side=24)
     save_clip(place / CLIP, side=24)
     return place
