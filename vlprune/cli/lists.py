@@ -28,6 +28,7 @@ def models(wide: Wide = False) -> None:
         known = list_families()
     console().print(families_table(known, wide=wide))
     print_text(
-        "The first of the positions is the default. --model takes 'pocket' (comes with vlprune), a folder, or a hub "
+        "The first of the positions is the default. --model takes 'pocket' (comes with vlprune), 'photo' (in a "
+        "checkout), a folder, or a hub "
         "id, such as llava-hf/llava-1.5-7b-hf."
     )
