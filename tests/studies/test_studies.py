@@ -138,6 +138,15 @@ def check_adaptive(data):
     assert counts <= set(range(4, 65))
 
 
+def check_trust(data):
+    assert list(data["trust"]) == ["clip +1", "clip -1", "llm +1", "llm -1"]
+    for source in ("clip", "llm"):
+        evidence = [line["evidence"] for line in read_lines("run", f"evidence {source}")]
+        assert data["trust"][f"{source} +1"]["mean"] == pytest.approx(np.mean(evidence))
+    assert list(data["scores"]) == ["64", "16"]
+    assert all(len(scores) == 1 + 2 * 4 for scores in data["scores"].values())
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_small(program, name):
     pytest.importorskip("scipy")
@@ -202,6 +211,7 @@ def test_refusals(program, tmp_path):
         ("graph", ["--keep", 4]),
         ("overlap", ["--keep", "8,4"]),
         ("preferences", ["--keep", 4]),
+        ("trust", ["--keep", 4]),
     ],
 )
 def test_on_another_model_and_data(program, tmp_path, checkpoint, name, words):

@@ -28,6 +28,7 @@ STUDIES = {
     "errors": "who lost the evidence: GSP, QCSP, or the model",
     "defaults": "Script's settings, one changed at a time",
     "adaptive": "budgets that follow the image, against fixed ones of the same mean",
+    "trust": "how far relevance helps on this model, from its maps alone, and the answers with and without it",
 }
 
 
