@@ -28,8 +28,8 @@ from vlprune.errors import MethodError, UserError, is_out_of_memory
 app = typer.Typer(
     name="vlprune",
     help="Drop the visual tokens that a question does not need, before the LLM pays for them.",
-    epilog="Start with `vlprune demo`; then `vlprune scene` draws an image to ask about; photographs need --model photo "
-    "or another.",
+    epilog="Start with `vlprune demo`; then `vlprune scene` draws an image to ask about; photographs need "
+    "--model photo or another.",
     add_completion=False,
     rich_markup_mode=None,  # rich takes longer to load than all the rest of --help
     pretty_exceptions_enable=False,
