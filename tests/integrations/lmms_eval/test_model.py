@@ -1,5 +1,6 @@
 """`--model vlprune` inside the real lmms-eval, beside plain transformers and `attach`, answer by answer."""
 
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -7,12 +8,13 @@ import torch
 
 from tests.integrations.lmms_eval.local_tasks import POPE, read_rows, write_task
 from vlprune import Script, attach
+from vlprune.evaluation.load_model import load_model
 
 TASKS = ["local_pope", "local_gqa", "local_textvqa", "local_mme"]
 NEW = {"max_new_tokens": 4, "do_sample": False}
 
 
-def run(folder, tasks, force_simple=False, **arguments):
+def run(folder, tasks, force_simple=False, limit=None, **arguments):
     """Results and answers by task of a run of lmms-eval, with the model that its entry point names."""
     from lmms_eval.evaluator import simple_evaluate
     from lmms_eval.tasks import TaskManager
@@ -25,6 +27,7 @@ def run(folder, tasks, force_simple=False, **arguments):
         tasks=list(tasks),
         task_manager=TaskManager(include_path=str(folder), include_defaults=False),
         bootstrap_iters=0,
+        limit=limit,
         force_simple=force_simple,
         cli_args=SimpleNamespace(process_with_media=False, output_path=str(folder), reasoning_tags=None),
     )
@@ -74,6 +77,17 @@ def test_pruned_answers_are_those_of_attach(tasks, pocket, pruned):
             with attach(pocket.model, Script(keep=32), **options):
                 expected.append([say(pocket, inputs)])
         assert answers[task] == expected
+
+
+def test_the_photo_model_answers_as_by_transformers_and_attach(tasks):
+    photo, task = load_model("photo", None, "cpu"), "local_pope"
+    plain, pruned = [], []
+    for inputs, question in islice(prompts(photo, tasks, task), 4):
+        plain.append([say(photo, inputs)])
+        with attach(photo.model, Script(keep=32), processor=photo.processor, query=question, dual_encoder=photo.clip):
+            pruned.append([say(photo, inputs)])
+    assert run(tasks, [task], pretrained="photo", method="none", limit=4)[1][task] == plain
+    assert run(tasks, [task], pretrained="photo", method="script", keep=32, limit=4)[1][task] == pruned
 
 
 def test_a_batch_of_eight_answers_as_a_batch_of_one(tasks, pruned, monkeypatch):
