@@ -59,7 +59,7 @@ def test_a_full_disk(run, refused_by, monkeypatch, tmp_path):
         assert refused_by(*bench) == "vlprune: 'figures.json' cannot be written (No space left on device)."
         assert "the disk is full" in refused_by("eval", "--methods", "random", "--questions", "1", "--keep", "64")
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
-    sentence = refused_by("demo", "--out", "figures.png")
+    sentence = refused_by("demo", "--model", "pocket", "--out", "figures.png")
     assert sentence == "vlprune: 'figures.png' cannot be written (No space left on device)."
 
 
@@ -102,7 +102,7 @@ def test_help_shows_all_budgets(run):
 AS_JSON = {
     "ask": ("ask", "SCENE", "what color is the star?", "--max-new-tokens", "1"),
     "compare": ("compare", "SCENE", "what color is the star?", "--methods", "random", "--repeats", "1"),
-    "demo": ("demo", "--keep", "16"),
+    "demo": ("demo", "--model", "pocket", "--keep", "16"),
     "bench": ("bench", "--keep", "16", "--new", "1", "--repeats", "1"),
     "eval": ("eval", "--methods", "random", "--questions", "1", "--keep", "16"),
     "study": ("study", "thresholds", "--small", "--questions", "1"),

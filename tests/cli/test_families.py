@@ -108,7 +108,7 @@ def test_pictures(run, saved, wide, tmp_path, name):
 def test_comparisons(run, saved, wide, tmp_path, name):
     """All methods run; but not all on a model that no family knows, which has no tower's attention to give."""
     ask = ("compare", wide, QUESTION, "--model", saved[0] / name, "--keep", "6", "--repeats", "1", "--json")
-    code, out, _ = run(*ask)
+    code, out, _ = run(*ask, "--max-new-tokens", "4")
     assert code == 0
     found = json.loads(out)["methods"]
     lack = {method for method, told in found.items() if "reason" in told}

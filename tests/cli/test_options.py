@@ -152,7 +152,9 @@ def test_a_study_takes_the_same_list(program):
 
 
 def test_demo_takes_the_same_method(program):
-    code, out, _ = program("demo", "--method", "script:fusion=filter,rho=0.5", "--keep", "16/tile", "--json")
+    code, out, _ = program(
+        "demo", "--model", "pocket", "--method", "script:fusion=filter,rho=0.5", "--keep", "16/tile", "--json"
+    )
     assert code == 0
     found = json.loads(out)
     assert (found["method"], found["keep"]) == ("script:fusion=filter,rho=0.5", "16/tile")

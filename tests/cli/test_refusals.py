@@ -61,7 +61,7 @@ def test_keep_with_a_share(refused, photo, keep, says):
 def test_keep_more_than_there_are(refused, photo, checkpoint):
     sentence = refused("ask", photo, "what is it?", "--model", checkpoint, "--keep", "17")
     assert "--keep 17: the image has only 16 visual tokens" in sentence
-    assert "--keep 577: the image has only 576" in refused("demo", "--keep", "577")
+    assert "--keep 577: the image has only 576" in refused("demo", "--model", "pocket", "--keep", "577")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_an_input_is_never_an_output(refused, own, tmp_path, command, out):
     [
         ("ask", "PHOTO", "what is it?", "--model", "MODEL", "--keep", "4", "--show"),
         ("compare", "PHOTO", "what is it?", "--model", "MODEL", "--keep", "4", "--methods", "random", "--show"),
-        ("demo", "--repeats", "1", "--out"),
+        ("demo", "--model", "pocket", "--out"),
     ],
     ids=lambda command: command[0],
 )

@@ -96,7 +96,7 @@ def test_one_plain_line_elsewhere(capsys):
     [
         ("ask", "PHOTO", "what?", "--show", "kept.png", "--max-new-tokens", "1"),
         ("compare", "PHOTO", "what?", "--methods", "random", "--repeats", "1", "--max-new-tokens", "1"),
-        ("demo", "--keep", "16"),
+        ("demo", "--model", "pocket", "--keep", "16"),
         ("eval", "--methods", "random", "--questions", "1", "--keep", "16"),
         ("study", "thresholds", "--small", "--questions", "1"),
     ],
@@ -119,7 +119,14 @@ def test_a_bar_while_pictures_are_drawn(program, photo, monkeypatch, command):
 
 @pytest.mark.parametrize(
     "command",
-    [("ask", "PHOTO", "what?"), ("compare", "PHOTO", "what?"), ("demo",), ("bench",), ("eval",), ("study", "overlap")],
+    [
+        ("ask", "PHOTO", "what?"),
+        ("compare", "PHOTO", "what?"),
+        ("demo", "--model", "pocket"),
+        ("bench",),
+        ("eval",),
+        ("study", "overlap"),
+    ],
     ids=lambda command: command[0],
 )
 def test_the_first_line_comes_before_what_takes_long(command, photo, tmp_path):

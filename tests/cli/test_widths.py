@@ -13,7 +13,7 @@ QUICK = ("--model", "MODEL", "--keep", "4")
 COMMANDS = {
     "ask": (("ask", "PHOTO", QUESTION, *QUICK), 1),
     "compare": (("compare", "PHOTO", QUESTION, *QUICK, "--repeats", "1", "--max-new-tokens", "2"), 1),
-    "demo": (("demo",), 2),
+    "demo": (("demo", "--model", "pocket"), 2),
     "methods": (("methods",), 2),
     "models": (("models",), 1),
     "bench": (("bench", *QUICK, "--methods", "all", "--new", "2", "--repeats", "1"), 1),

@@ -65,8 +65,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, full_disk):
     ("command", "out"),
     [
         (("scene", "-o", "scene.png"), "scene.png"),
-        (("demo", "--keep", "16", "--force", "--out", "kept.png"), "kept.png"),
-        (("demo", "--keep", "16", "--force", "--out", "kept.svg"), "kept.svg"),
+        (("demo", "--model", "pocket", "--keep", "16", "--force", "--out", "kept.png"), "kept.png"),
+        (("demo", "--model", "pocket", "--keep", "16", "--force", "--out", "kept.svg"), "kept.svg"),
         (("ask", "PHOTO", "what?", "--force", "--show", "kept.jpg", "--max-new-tokens", "1"), "kept.jpg"),
         (("bench", "--keep", "16", "--new", "1", "--repeats", "1", "--out", "table.md"), "table.md"),
         (("report", "run", "-o", "page.html"), "page.html"),
