@@ -1,5 +1,4 @@
-(
-    """The greedy as one launch: all steps of all images, whether by determinant (Script) or by distance (DivPrune).
+"""The greedy as one launch: all steps of all images, whether by determinant (Script) or by distance (DivPrune).
 
 An image's tokens are shared out to P programs, each of which keeps the state of its own in registers. In each step
 every program publishes its best token in two words, reads all words, and so knows the choice. The launch is cooperative
@@ -12,8 +11,6 @@ features, if there is no kernel matrix), and brought up to date as others are ch
 in registers, and what programs have to tell each other is in the words. Before they read each other's u there is a
 barrier, which releases and acquires at GPU scope.
 """
-    ""
-)
 
 from functools import cache
 
