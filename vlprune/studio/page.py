@@ -169,9 +169,8 @@ def _connect(on: _Controls) -> None:
     chosen = _event(_choose, [on.visit, *on.asked], on.looks, trigger_mode="always_last", show_progress="minimal")
     for file in (on.image, on.video):  # the choice is made for what is asked when the file is open
         file.change(**_event(_open, [on.visit, file], [on.canvas, on.sentence])).then(**chosen)
-    on.question.submit(**chosen)
-    on.method.change(**chosen)
-    on.keep.change(**chosen)
+    # one event for the three: its calls follow each other, where those of three events may arrive in any order
+    gr.on([on.question.submit, on.method.change, on.keep.change], **chosen)
     redrawn = _event(_redraw, [on.visit, on.overlay, on.step], [on.canvas], show_progress="hidden")
     on.overlay.change(**redrawn, trigger_mode="always_last")
     on.step.change(**redrawn, trigger_mode="always_last")

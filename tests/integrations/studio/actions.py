@@ -47,6 +47,17 @@ def wait_for_count(tab, count):
     tab.wait_for_function("n => document.querySelector('#sentence').innerText.startsWith(`Kept ${n} of`)", arg=count)
 
 
+def take_away(tab):
+    """Make code and files, and wait for them; returns the code and the command line."""
+    tab.get_by_role("tab", name="Take away").click()
+    tab.get_by_role("button", name="Make code and files").click()
+    tab.wait_for_selector("a[download='record.json'], a[href*='record.json']")
+    code, line = (tab.locator(".cm-content").nth(i) for i in range(2))
+    code.filter(has_text="print(").wait_for()
+    line.filter(has_text="vlprune").wait_for()
+    return code.inner_text(), line.inner_text()
+
+
 def kept_tokens(tab):
     """The tokens that the picture shows as kept."""
     return sorted(

@@ -1,5 +1,7 @@
 """What is wrong with how a page looks, as scripts for the browser; each returns a list of findings."""
 
+import time
+
 #: What a reader cannot get to see: content that reaches beyond the window, or beyond an ancestor that cuts it off.
 #: Beyond an ancestor that scrolls is allowed where scrolling it brings the content's end into view, and where the
 #: keyboard can do so and a screen reader says what it is.
@@ -117,6 +119,7 @@ VERTICAL_RULES = """() => [...document.querySelectorAll('.vlp-wide table, .vlp-w
   const style = getComputedStyle(one);
   return parseFloat(style.borderLeftWidth) || parseFloat(style.borderRightWidth);
 }).map(one => one.tagName)"""
+PATIENCE = 10  # seconds in which colours and sizes come to rest
 LOOKS = {"cut off": CUT_OFF, "faint": FAINT, "nameless": NAMELESS, "vertical rules": VERTICAL_RULES}
 
 
@@ -124,3 +127,11 @@ def faults(page):
     """What is wrong with how a page looks, by the kind of fault."""
     found = {kind: page.evaluate(script) for kind, script in LOOKS.items()}
     return {kind: findings for kind, findings in found.items() if findings}
+
+
+def faults_at_rest(page):
+    """What is still wrong with how a page looks when it has come to rest: colours and sizes change by and by."""
+    end = time.monotonic() + PATIENCE
+    while (found := faults(page)) and time.monotonic() < end:
+        page.wait_for_timeout(200)
+    return found

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.integrations.studio.actions import show_run, wait_for_count
-from tests.integrations.studio.checks import faults
+from tests.integrations.studio.checks import faults, faults_at_rest
 
 SIZES = {390: 844, 1280: 900, 1920: 1080}
 TABS = {"Ask": "Answer with all tokens", "Compare": "Compare", "Explain": "Explain", "Take away": "Make code"}
@@ -35,13 +35,12 @@ def test_nothing_is_cut_off(open_tab, screenshots, tmp_path, width, scheme):
         open_panel(tab, name)
         tab.locator(f"button.primary:has-text('{button}'):visible").first.click()
         tab.wait_for_selector(f"{SHOWS[name]} >> visible=true")
-        tab.wait_for_timeout(300)
-        assert faults(tab) == {}, name
+        assert faults_at_rest(tab) == {}, name
         place = screenshots / f"{name.lower().replace(' ', '-')}-{width}-{scheme}.png"
         tab.screenshot(path=place, full_page=True)
     open_panel(tab, "Runs")
     show_run(tab, tmp_path)
-    assert faults(tab) == {}
+    assert faults_at_rest(tab) == {}
     tab.screenshot(path=screenshots / f"runs-{width}-{scheme}.png", full_page=True)
 
 
