@@ -8,33 +8,23 @@ of eager `generate`, for what they are worth.
 """
 
 import argparse
-import gc
 import json
 import time
 
 import torch
 import transformers
+from subjects import KEEP, PUBLISHED, TEXT_TOKENS, free_memory
 
-from vlprune import Budget, Script, attach
+from vlprune import Script, attach
 from vlprune.measure import kv_bytes, kv_cache_bytes
-from vlprune.measure.architectures import ARCHITECTURES, get_architecture
+from vlprune.measure.architectures import get_architecture
 
-KEEP = {
-    "llava-1.5-7b": 64,
-    "llava-next-7b": Budget(per_tile=64),
-    "llava-onevision-7b": Budget(per_frame=16),
-    "llava-video-7b": Budget(per_frame=16),
-    "internvl3-8b": 128,
-    "qwen2.5-vl-7b": 128,
-}
 OPTIONS = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-TEXT_TOKENS = 64
 
 
 def run_generate(model, inputs):
     """(output, peak GiB, seconds) of `generate` with eight new tokens."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    free_memory()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -107,8 +97,7 @@ def print_figures(figures: dict) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    names = [one.name for one in ARCHITECTURES if one.name in KEEP]
-    parser.add_argument("--models", nargs="+", default=names, choices=names)
+    parser.add_argument("--models", nargs="+", default=PUBLISHED, choices=PUBLISHED)
     parser.add_argument("--json", help="write the figures there too")
     args = parser.parse_args()
     device = torch.cuda.get_device_name()
@@ -118,8 +107,7 @@ def main() -> None:
     for name in args.models:
         found.append(check_model(name))
         print_figures(found[-1])
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory()
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"device": device, "torch": torch.__version__, "models": found}, file, indent=1)

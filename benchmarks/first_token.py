@@ -7,13 +7,11 @@ included. Nothing is waited for in between. Whole and pruned models take turns, 
 and bytes at rates measured here first: vision's, and the LLM's. Published architectures with random weights in bf16;
 LLaVA-1.5 and NeXT have CLIP's text tower attached.
 
-On a CPU, where host and device are one, run `--models thin pocket --device cpu --ways eager`. `thin` is a LLaVA as deep
-as LLaVA-1.5-7B and hardly wide, with 64 visual tokens: its time is what Python takes.
+On a CPU, where host and device are one, run `--models thin pocket --device cpu --ways eager`.
 """
 
 import argparse
 import functools
-import gc
 import json
 import time
 from contextlib import ExitStack, contextmanager
@@ -21,14 +19,10 @@ from statistics import median
 from unittest.mock import patch
 
 import torch
-from prefill import KEEP, TEXT_TOKENS, WAYS, floor_seconds, measure_rates
+from prefill import floor_seconds, measure_rates
+from subjects import LLAVAS, PUBLISHED, TEXT_TOKENS, WAYS, Subject, free_memory, load_subject, running
 from torch.utils.flop_counter import FlopCounterMode
 
-from vlprune import Script, ScriptPlus, attach
-from vlprune.cuda_graphs import GraphedModel
-from vlprune.measure.architectures import build_text_tower, get_architecture
-
-QUESTION = "what is the colour of the small thing on the left of the picture?"
 #: Parts of a call by the place that ends them.
 PARTS = {
     "vision begins": "before vision",
@@ -168,18 +162,8 @@ def vision_floor(model, inputs, rates):
     return max(counter.get_total_flops() / rates[1], weights / rates[0])
 
 
-def build_thin():
-    """A LLaVA with the layers of LLaVA-1.5-7B, each as small as can be."""
-    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
-
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
-    vision = CLIPVisionConfig(num_hidden_layers=24, image_size=112, patch_size=14, projection_dim=32, **small)
-    text = LlamaConfig(num_hidden_layers=32, num_key_value_heads=2, vocab_size=200, **small)
-    return LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_id=4))
-
-
 def load(name, device):
-    """A model, its inputs, its budget, and what `attach` gets beside the method."""
+    """A subject, its inputs, and what `attach` gets beside the method."""
     if name == "pocket":
         from vlprune import pocket
 
@@ -187,24 +171,16 @@ def load(name, device):
         image = pocket.images(pocket.scenes("validation", 1))[0]
         text = "USER: <image> what color is the star? ASSISTANT:"
         inputs = processor(images=image, text=text, return_tensors="pt").to(device)
-        return model.to(device), inputs, 64, {"processor": processor, "dual_encoder": clip}
-    torch.manual_seed(0)
-    if name == "thin":
-        model = build_thin().to(device).eval()
-        ids = torch.tensor([[5] * 5 + [4] * 64 + list(range(10, 40))], device=device)
-        pixels = torch.randn(1, 3, 112, 112, device=device)
-        return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}, 16, {}
-    one = get_architecture(name)
-    model = one.build(device)
-    options = {"query": QUESTION}
-    if "video" not in name:
-        options["dual_encoder"] = build_text_tower(model)
-    return model, one.inputs(model, TEXT_TOKENS), KEEP[name], options
+        options = {"processor": processor, "dual_encoder": clip}
+        return Subject(None, model.to(device), 64, None), inputs, options
+    subject = load_subject(name, device)
+    return subject, subject.prompts([TEXT_TOKENS]), subject.attaching()
 
 
 def measure_model(name, args, rates):
     """Measure and print one model; returns the figures."""
-    model, inputs, keep, options = load(name, args.device)
+    subject, inputs, options = load(name, args.device)
+    model, keep, methods = subject.model, subject.keep, subject.methods
     floors = {"vision": 1e3 * vision_floor(model, inputs, rates)}
     print(f"\n{name}, keep={keep}: ms, host / device; vision's floor {floors['vision']:.2f}")
     names, rows, whole = list(dict.fromkeys(PARTS.values())), [], {}
@@ -213,19 +189,12 @@ def measure_model(name, args, rates):
         + " ".join(f"{part:>15}" for part in names)
         + "   first token  faster  floor of prefill"
     )
-    methods = {"all tokens": None, "script": Script(keep=keep), "script_plus": ScriptPlus(keep=keep)}
     for way in args.ways:
         calls, tokens = {title: [] for title in methods}, {}
         for _ in range(args.rounds):  # in turns: a host that slows down slows all of them
             for title, method in methods.items():
                 tokens[title] = inputs["input_ids"].shape[1]
-                with ExitStack() as stack:
-                    pruner = None
-                    if title != "all tokens":
-                        given = {"cache_bytes": 0, "cuda_graphs": WAYS[way], **options}
-                        pruner = stack.enter_context(attach(model, method, **given))
-                    elif way != "eager":
-                        stack.enter_context(GraphedModel(model, compile=way == "compile"))
+                with running(model, method, way, **options) as pruner:
                     calls[title] += time_calls(model, inputs, args.repeats)
                     if pruner is not None:
                         tokens[title] -= sum(record.before - record.after for record in pruner.records)
@@ -241,7 +210,7 @@ def measure_model(name, args, rates):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--models", nargs="+", default=list(KEEP), choices=[*KEEP, "pocket", "thin"])
+    parser.add_argument("--models", nargs="+", default=LLAVAS, choices=[*PUBLISHED, "pocket", "thin"])
     parser.add_argument("--ways", nargs="+", default=["eager", "graphs"], choices=list(WAYS))
     parser.add_argument("--repeats", type=int, default=7, help="calls of each in a round")
     parser.add_argument("--rounds", type=int, default=3, help="in which whole and pruned models take turns")
@@ -253,9 +222,7 @@ def main():
     found = []
     for name in args.models:
         found.append(measure_model(name, args, rates))
-        gc.collect()
-        if args.device != "cpu":
-            torch.cuda.empty_cache()
+        free_memory()
         if args.json:
             with open(args.json, "w") as file:
                 json.dump({"rates": rates, "models": found}, file, indent=1)

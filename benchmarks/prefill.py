@@ -14,24 +14,20 @@ logits are compared with those of the same weights in float32.
 import argparse
 import copy
 import dataclasses
-import gc
 import json
 import time
 import warnings
 
 import torch
+from subjects import KEEP, LLAVAS, PUBLISHED, TEXT_TOKENS, WAYS, free_memory
 
-from vlprune import Budget, Random, Script, ScriptPlus, attach
+from vlprune import Random, Script, ScriptPlus, attach
 from vlprune.measure import llm_flops
 from vlprune.measure.architectures import get_architecture
 from vlprune.measure.efficiency import describe_machine, measure_efficiency
 from vlprune.measure.efficiency_report import RUNTIMES
 
-KEEP = {"llava-1.5-7b": 64, "llava-next-7b": Budget(per_tile=64), "llava-video-7b": Budget(per_frame=16)}
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-TEXT_TOKENS = 64
-#: Values of `attach(cuda_graphs=)` by their names on the command line.
-WAYS = {"eager": False, "graphs": True, "compile": "compile"}
 
 
 def time_call(function, repeats: int = 10) -> float:
@@ -154,7 +150,7 @@ def measure_model(name: str, ways, rates, args) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--models", nargs="+", default=list(KEEP), choices=list(KEEP))
+    parser.add_argument("--models", nargs="+", default=LLAVAS, choices=PUBLISHED)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--new", type=int, default=9, help="new tokens; 1 leaves decoding out")
@@ -170,8 +166,7 @@ def main() -> None:
     rounding, found = check_rounding(args.device), []
     for model in args.models:
         found.append(measure_model(model, ways, rates, args))
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory()
         if args.json:
             with open(args.json, "w") as file:
                 json.dump({"rates": rates, "rounding": rounding, "models": found}, file, indent=1)

@@ -13,7 +13,8 @@ def script(monkeypatch):
 
 
 def test_parts_make_up_the_whole(script):
-    model, inputs, keep, _ = script.load("thin", "cpu")
+    subject, inputs, _ = script.load("thin", "cpu")
+    model, keep = subject.model, subject.keep
     plain = script.time_calls(model, inputs, 2)
     with attach(model, Script(keep=keep, relevance="llm"), cache_bytes=0) as pruner:
         pruned = script.time_calls(model, inputs, 2)
