@@ -145,12 +145,11 @@ class _EncoderRecorder:
         return len(self.found) == len(self._modalities)
 
     def patched_encoders(self) -> AbstractContextManager[None]:
-        """Inside, the encoders that have still to run note what they compute."""
+        """Inside, the encoders that have still to run note what they compute, by the family's shortcuts."""
         base = self._model.base_model
         waiting = [modality for modality in self._modalities if modality.kind not in self.found]
-        return patched_attributes(
-            base, {one.encoder: self._recording(one, getattr(base, one.encoder)) for one in waiting}
-        )
+        recording = {one.encoder: self._recording(one, getattr(base, one.encoder)) for one in waiting}
+        return patched_attributes(base, {**self._family.shortcuts(self._model), **recording})
 
     def _recording(self, modality: Modality, compute: Callable[..., Any]) -> Callable[..., Any]:
         """An encoder that notes its result."""
