@@ -21,6 +21,7 @@ FLOORS = (
     ("pruning",),
     ("show",),
     ("cuda_graphs",),
+    ("vision",),
     ("pruner",),
     ("measure",),
     ("evaluation",),

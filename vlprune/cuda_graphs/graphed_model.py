@@ -16,6 +16,7 @@ from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs, NotCovered, capaci
 from vlprune.cuda_graphs.fused_modules import FusedModules
 from vlprune.cuda_graphs.text_tower import TextTowerGraphs
 from vlprune.cuda_graphs.vision_tower import find_towers, tower_forward
+from vlprune.pruning.feature_cache import tower_settings
 from vlprune.pruning.generate import has_pruner
 
 #: Pairs of batch size and cache size whose graphs and caches are kept.
@@ -43,6 +44,8 @@ class GraphedModel:
             raise RuntimeError(
                 "model already has graphs or a pruner: close that first, or attach(..., cuda_graphs=True)."
             )
+        if any(tower_settings(find_towers(model))):
+            raise RuntimeError("model has a CheaperTower, which runs without graphs: close that first.")
         self._capture = capture
         self._compiled_layers = CompiledLayers(self._decoder) if compile else None
         self._fused_modules: FusedModules | None = None

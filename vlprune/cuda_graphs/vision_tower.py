@@ -78,6 +78,7 @@ def tower_forward(
             held.copy_(pixels)
             return _copy_tensors(replay())  # the next replay overwrites what a graph returns
 
+    forward.graphed = True  # type: ignore[attr-defined]
     return forward
 
 

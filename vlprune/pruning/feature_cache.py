@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -116,6 +116,11 @@ def weights_stamp(modules: list[nn.Module]) -> Hashable:
     return hash(tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors))
 
 
+def tower_settings(modules: Sequence[nn.Module]) -> list[Hashable]:
+    """How a `CheaperTower` has changed each of these modules, None where it has not."""
+    return [getattr(module.__dict__.get("forward"), "settings", None) for module in modules]
+
+
 def encode_cached(
     family: Family,
     model: Any,
@@ -139,11 +144,17 @@ def encode_cached(
         return output, family.read_encoder_output(model, modality, output, inputs, runs, call)
 
     encoders = [child for child in model.base_model.children() if child is not model.get_decoder()]
+    changes = tower_settings(encoders)
+    if attention and any(changes):
+        raise ValueError(
+            "the method needs the vision tower's attention, which a CheaperTower does not give: close it, or choose "
+            "another method."
+        )
     idle = torch.is_grad_enabled() or any(module.training for module in encoders)
     if cache is None or cache.limit <= 0 or idle:
         return EncoderResult(*run(inputs))
     settings = tuple((name, repr(value)) for name, value in sorted(inputs.items()) if not isinstance(value, Tensor))
-    stamp = (modality.kind, weights_stamp(encoders), settings)
+    stamp = (modality.kind, weights_stamp(encoders), tuple(changes), settings)
     if family.encodes_independently(modality, inputs):
         return _encode_one_by_one(family, modality, run, inputs, cache, stamp)
     tensors = tuple((name, digest(value)) for name, value in sorted(inputs.items()) if isinstance(value, Tensor))
