@@ -147,6 +147,21 @@ def check_trust(data):
     assert all(len(scores) == 1 + 2 * 4 for scores in data["scores"].values())
 
 
+def check_tower(data):
+    scores = data["scores"]
+    merges = ("0.0", "0.1", "0.25", "0.5")
+    assert list(scores) == [f"{name}, merge {merge}" for name in ("all tokens", "script@64") for merge in merges]
+    shares = [scores[f"script@64, merge {merge}"]["operations"] for merge in merges]
+    assert shares[0] == 1
+    assert shares == sorted(shares, reverse=True)
+    for name, tokens in (("all tokens", 576), ("script@64", 64)):
+        right = [[line["right"] for line in read_lines("run", f"{name}, merge {merge}")] for merge in merges]
+        for merge, found in zip(merges, right):
+            one = scores[f"{name}, merge {merge}"]
+            assert one["entering"] == tokens
+            assert tuple(one[key] for key in ("lost", "won", "p")) == mcnemar(right[0], found)
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_small(program, name):
     pytest.importorskip("scipy")
@@ -212,6 +227,7 @@ def test_refusals(program, tmp_path):
         ("overlap", ["--keep", "8,4"]),
         ("preferences", ["--keep", 4]),
         ("trust", ["--keep", 4]),
+        ("tower", ["--keep", 4]),
     ],
 )
 def test_on_another_model_and_data(program, tmp_path, checkpoint, name, words):

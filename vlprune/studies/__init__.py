@@ -29,6 +29,7 @@ STUDIES = {
     "defaults": "Script's settings, one changed at a time",
     "adaptive": "budgets that follow the image, against fixed ones of the same mean",
     "trust": "how far relevance helps on this model, from its maps alone, and the answers with and without it",
+    "tower": "patches merged inside the vision tower: what it saves of the tower, and what it costs in answers",
 }
 
 

@@ -53,9 +53,8 @@ class CheaperTower:
         if not merge and not repeats:
             return
         for tower in towers:
-            leading = TOWERS[type(tower).__name__] + getattr(tower.config, "num_register_tokens", 0)
             self._patch(tower, CheaperForward(tower, merge, repeats))
-            for layer, forward in merging_forwards(tower, merge, leading) if merge else ():
+            for layer, forward in merging_forwards(tower, merge, leading_tokens(tower)) if merge else ():
                 self._patch(layer, forward)
 
     def _patch(self, module: Any, forward: Callable[..., Any]) -> None:
@@ -112,6 +111,11 @@ class CheaperForward:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a model with a CheaperTower cannot be pickled: close it first.")
+
+
+def leading_tokens(tower: Any) -> int:
+    """How many tokens a tower puts before its patches: class token and registers."""
+    return TOWERS[type(tower).__name__] + getattr(tower.config, "num_register_tokens", 0)
 
 
 def find_towers(model: Any) -> list[Any]:

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlprune.selection.matching import match_tokens
-from vlprune.selection.numerics import take
 
 #: What a layer runs: norm, attention and what scales its output; norm, MLP and what scales its output.
 LAYOUTS = (
@@ -88,14 +87,15 @@ class MergedTokens:
         wide = torch.promote_types(states.dtype, torch.float32)
         # a product, not index_add: on a GPU that would add in a different order each time
         goes = (torch.arange(stay.shape[1], device=into.device)[:, None] == into[:, None]).to(wide)
-        sizes, going = self.sizes.gather(1, stay).to(wide), self.sizes.gather(1, go)[:, :, None].to(wide)
-        sums = take(states, stay) * sizes[:, :, None] + goes @ (take(states, go) * going)
-        self.sizes = sizes + (goes @ going)[:, :, 0]
+        sizes, going = self.sizes.gather(1, stay).to(wide), self.sizes.gather(1, go).to(wide)
+        self.sizes = sizes + (goes @ going[:, :, None])[:, :, 0]
+        own, others = sizes / self.sizes, goes * going[:, None] / self.sizes[:, :, None]  # shares of a merged token
+        merged = torch.baddbmm(_take(states, stay) * own[:, :, None], others, _take(states, go).to(wide))
         renumbered = torch.empty_like(self.places)
         renumbered.scatter_(1, stay, torch.arange(stay.shape[1], device=stay.device).expand_as(stay))
         renumbered.scatter_(1, go, into)
         self.places, self.tokens = self.places.gather(1, stay), renumbered.gather(1, self.tokens)
-        return (sums / self.sizes[:, :, None]).to(states.dtype)
+        return merged.to(states.dtype)
 
 
 def merging_forwards(tower: Any, merge: float, leading: int) -> list[tuple[Any, Callable[..., Tensor]]]:
@@ -123,13 +123,13 @@ def merging_forwards(tower: Any, merge: float, leading: int) -> list[tuple[Any, 
                 call.merged = MergedTokens(images, length, leading, hidden_states.device)
             merged = call.merged
             short = merged.sizes.shape[1] < length  # something has merged already
-            states = take(hidden_states, merged.places) if short else hidden_states
+            states = _take(hidden_states, merged.places) if short else hidden_states
             attended, keys = _attend(projections, heads, run(before, states), merged.sizes if short else None)
             states = merged.merge(states + run(after, attended), keys, call.counts[number])
             states = states + run(mlp, states)
             if number == len(layers) - 1:
                 del call.merged
-            return take(states, merged.tokens)
+            return _take(states, merged.tokens)
 
         return forward
 
@@ -146,6 +146,13 @@ def _attend(projections: Sequence[Any], heads: int, states: Tensor, sizes: Tenso
     mask = None if sizes is None else sizes.log()[:, None, None].to(query.dtype)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     return projections[3](out.transpose(1, 2).flatten(2)), key.mean(dim=1)
+
+
+def _take(states: Tensor, places: Tensor) -> Tensor:
+    """The states (B, m, d) of `states` (B, n, d) at `places` (B, m); whole rows are copied, faster than by `gather`."""
+    images, length, _ = states.shape
+    rows = places + length * torch.arange(images, device=places.device)[:, None]
+    return states.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, places.shape)
 
 
 def find_layers(tower: Any) -> list[Any]:
