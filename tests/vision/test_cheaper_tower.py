@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support import tiny_llava as tiny
-from tests.support.families import others, qwen
+from tests.support.families import others
 from tests.support.families.llava import LlavaOnevision, VideoLlava
 from tests.support.photo_parts import tiny_network, write_photographs, write_tower
 from tests.support.tape import capture_on_tape
@@ -224,7 +224,7 @@ def test_wrong_repeats(llava, repeats):
         CheaperTower(llava, repeats=repeats)
 
 
-@pytest.mark.parametrize("case", [qwen.Qwen25VL(), others.InternVL()], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [others.Idefics3(), others.InternVL()], ids=lambda case: case.name)
 @pytest.mark.parametrize("options", [{}, {"merge": 0.5}, {"repeats": True}])
 def test_other_towers(case, options):
     model = case.model()

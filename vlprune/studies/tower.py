@@ -22,7 +22,7 @@ from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import format_p, mcnemar
 from vlprune.methods import Method, Script
 from vlprune.vision import CheaperTower
-from vlprune.vision.cheaper_tower import find_towers
+from vlprune.vision.cheaper_tower import TOWERS, find_towers
 from vlprune.vision.operations import tower_operations
 
 NEEDS, QUESTIONS, KEEP = "answers", (600, 5), (64,)
@@ -40,7 +40,7 @@ def study(evaluation: Evaluation) -> StudyResult:
     """All tokens and Script, on features of towers that merge more and more of their patches."""
     model = evaluation.loaded.model
     try:
-        towers = find_towers(model)
+        towers = find_towers(model, TOWERS)
     except UnsupportedModel as error:
         raise UserError(f"--model {evaluation.loaded.name}: {error}") from error
     methods: dict[str, Method] = {ALL_TOKENS: keep_all_tokens()}

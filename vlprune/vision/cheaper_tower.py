@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import torch
@@ -14,17 +14,24 @@ from vlprune.errors import UnsupportedModel
 from vlprune.pruning.feature_cache import tower_settings
 from vlprune.pruning.wrappers import unwrap
 from vlprune.vision.merging import merging_forwards
+from vlprune.vision.repeated_patches import encode_patches_once
 from vlprune.vision.repeats import find_repeats
 
 #: The towers that can be made cheaper, and how many tokens they put before their patches, registers apart.
 TOWERS = {"CLIPVisionModel": 1, "SiglipVisionModel": 0, "Dinov2Model": 1, "Dinov2WithRegistersModel": 1}
+#: Towers that take images of any size as patches, of which those that repeat can be left out.
+PATCH_TOWERS = (
+    "Qwen2VisionTransformerPretrainedModel",
+    "Qwen2_5_VisionTransformerPretrainedModel",
+    "Qwen3VLVisionModel",
+)
 
 
 class CheaperTower:
     """Makes a model's vision tower compute less, until `close()` or the end of the `with`; with or without a pruner.
 
     Args:
-        model: a transformers model with a vision tower of CLIP, SigLIP or DINOv2.
+        model: a transformers model with a vision tower of CLIP, SigLIP, DINOv2 or Qwen-VL.
         merge: the share of patches that are merged into others by the tower's last layer, from 0 to below 1. Every
             layer merges as many pairs of similar patches (ToMe; Bolya et al., ICLR 2023), and in the end every patch
             has the features of the token that it was merged into, so that nothing behind the tower changes its size.
@@ -32,8 +39,12 @@ class CheaperTower:
             up to 1, also those whose pixels, as the tower gets them, have a cosine of at least t with those of the
             latest image before them that is encoded; a small thing that moves hardly changes that cosine.
 
-    What is off changes nothing, bit for bit. `merge`, and `repeats` with a number, change the tower's features;
-    `repeats=True` may change their rounding. A pruner's cache keeps features that were made in different ways apart.
+    Qwen-VL's towers merge nothing; with `repeats=True` they encode equal *tokens* of an image or video once, such as
+    the empty parts of a page or what stands still on a screen.
+
+    What is off changes nothing, bit for bit. `merge`, `repeats` with a number, and tokens that repeat change the
+    tower's features; images that repeat may change their rounding. A pruner's cache keeps features apart that were made
+    in different ways.
     Methods that need the tower's attention (VisionZip) and CUDA graphs of the tower are refused meanwhile.
 
     >>> from vlprune import Script, attach, pocket
@@ -53,7 +64,8 @@ class CheaperTower:
         if not merge and not repeats:
             return
         for tower in towers:
-            self._patch(tower, CheaperForward(tower, merge, repeats))
+            kind = DistinctTokens if type(tower).__name__ in PATCH_TOWERS else DistinctImages
+            self._patch(tower, kind(tower, merge, repeats))
             for layer, forward in merging_forwards(tower, merge, leading_tokens(tower)) if merge else ():
                 self._patch(layer, forward)
 
@@ -79,11 +91,21 @@ class CheaperTower:
 
 
 class CheaperForward:
-    """The forward of a tower that encodes repeated images once; `settings` are `merge` and `repeats`."""
+    """The forward of a tower, in place of its own; `settings` are `merge` and `repeats`."""
 
     def __init__(self, tower: Any, merge: float, repeats: bool | float | None) -> None:
         self._tower, self._original = tower, tower.forward
         self.settings = (merge, repeats)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise TypeError("a model with a CheaperTower cannot be copied: close it first.")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a model with a CheaperTower cannot be pickled: close it first.")
+
+
+class DistinctImages(CheaperForward):
+    """For a tower that takes images of one size: those that repeat are encoded once."""
 
     def __call__(self, pixel_values: Tensor, **options: Any) -> Any:
         """The original's output, for all images."""
@@ -106,11 +128,22 @@ class CheaperForward:
         chosen = pixel_values.index_select(0, copy_to_device(torch.tensor(distinct), device))
         return tree_map_only(Tensor, lambda part: part.index_select(0, rows), self._original(chosen, **options))
 
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        raise TypeError("a model with a CheaperTower cannot be copied: close it first.")
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a model with a CheaperTower cannot be pickled: close it first.")
+class DistinctTokens(CheaperForward):
+    """For a tower that takes the patches of images of any size: tokens that repeat are encoded once."""
+
+    def __init__(self, tower: Any, merge: float, repeats: bool | float | None) -> None:
+        if merge or repeats is not True:
+            name, value = ("merge", merge) if merge else ("repeats", repeats)
+            raise ValueError(f"{name}={value!r}: a {type(tower).__name__} takes repeats=True alone.")
+        super().__init__(tower, merge, repeats)
+
+    def __call__(self, hidden_states: Tensor, grid_thw: Tensor, **options: Any) -> Any:
+        """The original's output, for all patches."""
+        asked = next((name for name in ("output_hidden_states", "output_attentions") if options.get(name)), None)
+        if asked is not None:
+            raise ValueError(f"{asked}=True: a tower with repeats=True does not see all patches.")
+        return encode_patches_once(self._tower, self._original, hidden_states, grid_thw, **options)
 
 
 def leading_tokens(tower: Any) -> int:
@@ -118,8 +151,8 @@ def leading_tokens(tower: Any) -> int:
     return TOWERS[type(tower).__name__] + getattr(tower.config, "num_register_tokens", 0)
 
 
-def find_towers(model: Any) -> list[Any]:
-    """The model's vision towers; raises where they cannot be made cheaper."""
+def find_towers(model: Any, known: Collection[str] = (*TOWERS, *PATCH_TOWERS)) -> list[Any]:
+    """The model's vision towers; raises where they are not of the `known` classes, or are already changed."""
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
@@ -127,11 +160,11 @@ def find_towers(model: Any) -> list[Any]:
     decoder = model.get_decoder()
     parts = [child for child in model.base_model.children() if isinstance(child, PreTrainedModel)]
     towers = [part for part in parts if part is not decoder]
-    unknown = next((part for part in towers if type(part).__name__ not in TOWERS), None)
+    unknown = next((part for part in towers if type(part).__name__ not in known), None)
     if unknown is not None or not towers:
         found = "no vision tower" if unknown is None else f"a {type(unknown).__name__}"
         raise UnsupportedModel(
-            f"model is a {type(model).__name__} with {found}: a CheaperTower takes towers of {', '.join(TOWERS)}."
+            f"model is a {type(model).__name__} with {found}: a CheaperTower takes towers of {', '.join(known)}."
         )
     if any(tower_settings(towers)):
         raise RuntimeError("model already has a CheaperTower: close that first.")

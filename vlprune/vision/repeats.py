@@ -15,24 +15,30 @@ def find_repeats(pixels: Tensor, least_cosine: float | None = None) -> Tensor:
     """For each image of `pixels` (N, ...) the number (N,) of the one that stands for it: itself, or an earlier one.
 
     An image is stood for by the first one with equal bits. With `least_cosine`, one without equal bits is stood for by
-    the latest image before it that stands for itself, if the cosine of their pixels is at least that. The host
-    never waits, and the work grows with N, not with its square.
+    the latest image before it that stands for itself, if the cosine of their pixels is at least that. The work
+    grows with N, not with its square.
 
     >>> find_repeats(torch.tensor([[1.0, 2.0], [3.0, 0.1], [1.0, 2.0], [3.0, 0.0]])).tolist()
     [0, 1, 0, 3]
     >>> find_repeats(torch.tensor([[1.0, 2.0], [3.0, 0.1], [1.0, 2.0], [3.0, 0.0]]), least_cosine=0.99).tolist()
     [0, 1, 0, 1]
     """
-    equal = _first_equal(pixels.view(BITS[pixels.element_size()]).flatten(1))
+    equal = first_equal(pixels.flatten(1))
     return equal if least_cosine is None else _latest_near(pixels.flatten(1), equal, least_cosine)
 
 
-def _first_equal(bits: Tensor) -> Tensor:
-    """The first row (N,) of integers `bits` (N, P) that equals each row."""
-    places = torch.arange(bits.shape[1], device=bits.device)
+def first_equal(rows: Tensor, group: Tensor | None = None) -> Tensor:
+    """For each row (N, P) the first one (N,) that has the same bits and, if groups (N,) are given, the same group.
+
+    >>> first_equal(torch.tensor([[1.0], [2.0], [1.0], [1.0]]), torch.tensor([0, 0, 0, 1])).tolist()
+    [0, 1, 0, 3]
+    """
+    bits = rows.view(BITS[rows.element_size()])
+    places, own = (torch.arange(count, device=rows.device) for count in reversed(bits.shape))
     sums = (bits * (2 * places + 1).to(bits.dtype)).sum(dim=1)  # of integers: equal rows have equal sums, always
-    first = (sums[:, None] == sums).view(torch.uint8).argmax(dim=1)  # argmax returns the first of equals
-    own = torch.arange(len(bits), device=bits.device)
+    keys = torch.stack([sums, sums if group is None else group], dim=1)
+    alike = keys.unique(dim=0, return_inverse=True)[1]
+    first = torch.full_like(own, len(own)).scatter_reduce_(0, alike, own, "amin")[alike]
     return torch.where((bits == bits[first]).all(dim=1), first, own)  # other rows may have that sum by chance
 
 
