@@ -1,7 +1,7 @@
 """How many tokens of images repeat, which Qwen-VL's tower need not encode twice with `CheaperTower(repeats=True)`.
 
-`python benchmarks/repeated_tokens.py IMAGE ...`: the images as Qwen2.5-VL's processor makes patches of them, in sizes of
-their own, and how many of their tokens have pixels that no token before them has. No model is run.
+`python benchmarks/repeated_tokens.py IMAGE ...`: the images as Qwen2.5-VL's processor makes patches of them, in sizes
+of their own, and how many of their tokens have pixels that no token before them has. No model is run.
 """
 
 import argparse
