@@ -168,6 +168,13 @@ def test_the_oldest_python_that_is_promised():
     assert seen >= 8
 
 
+def test_all_pythons_that_are_promised_are_tested():
+    """By `make test-matrix`, from the oldest to the newest."""
+    oldest, newest = (int(minor) for minor in re.search(r"Python 3\.(\d+) to 3\.(\d+)", TEXT).groups())
+    (matrix,) = re.findall(r"^MATRIX \?= (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert [cell.partition("=")[0] for cell in matrix.split()] == [f"3.{i}" for i in range(oldest, newest + 1)]
+
+
 def test_make_compiles_at_install():
     """So that the first command does not wait for it."""
     (line,) = re.findall(r"^.*-e \"\.\[dev\]\".*$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
