@@ -23,7 +23,7 @@ from transformers.utils import is_torchvision_available
 from tests.support.films import write_film
 from tests.support.llava_checkpoint import save_clip, save_llava
 from tests.support.without_cuda import cuda_or_cpu
-from tests.test_docs import ROOT, blocks, commands_in
+from tests.test_docs import FENCED, ROOT, blocks, commands_in
 from vlprune import pocket
 from vlprune.cli.app import main
 from vlprune.measure.efficiency import measure_efficiency
@@ -64,6 +64,7 @@ def test_the_commands_are_found():
     assert {command[0] for command in ALL_COMMANDS} == {"vlprune", "make"}
     assert sum(code.count("vlprune ") for _, code in blocks(README, "bash")) == len(COMMANDS)
     assert {command[1] for command in COMMANDS} >= {"ask", "compare", "bench", "eval", "study", "report", "methods"}
+    assert {language for language, _ in FENCED.findall(TEXT)} == {"python", "bash"}  # which are all that are run
 
 
 @pytest.fixture
@@ -216,3 +217,29 @@ def test_the_first_screen():
     assert all(re.fullmatch(r"`(vlprune|python) [^`]+`|the same", command) for command in commands)
     assert commands[0] != "the same"
     assert "**What it does not do yet**" in top
+
+
+def row_of(page, table, *names):
+    """The cells of a row, which begins with these names, of the table of a page whose head begins with that one."""
+    body = (ROOT / "docs" / page).read_text(encoding="utf-8").partition(f"\n| {table} |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines()]
+    (found,) = [row for row in rows if row[: len(names)] == list(names)]
+    return found
+
+
+def test_figures_are_those_of_the_tables():
+    """The best ones of README's table, and those in brackets of its times, stand in the tables of `docs`."""
+
+    def times(cell):
+        return float(re.search(r"\(([\d.]+)×\)", cell)[1])
+
+    lines = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if line.startswith("|")]
+    right, token, prefill = ([re.findall(r"\d+\.\d+", cell) for cell in line[1:3]] for line in lines[2:])
+    for i, (name, title) in enumerate({"script": "Script", "script_plus": "ScriptPlus"}.items()):
+        scored = row_of("results.md", "method", f"**`{name}`**")
+        assert scored[2].startswith(f"{right[i][0]} [")
+        next_7b = "LLaVA-NeXT-7B, 2,880 → 320"
+        first = [times(row_of("performance.md", f"{next_7b} | LLM runs", name, way)[-1]) for way in ("graphs", "eager")]
+        assert token[i] == [f"{found:.1f}" for found in first]
+        eager, graphs = map(times, row_of("performance.md", f"{next_7b} | FLOPs, T: here, *paper*", title)[2:4])
+        assert prefill[i] == [f"{graphs:.1f}", f"{eager:.1f}"]
