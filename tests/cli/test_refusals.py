@@ -273,6 +273,23 @@ def test_figures_of_another_program_stay(run, refused, checkpoint, tmp_path):
     assert "is read by this command" in refused(*bench, "--out", config, "--force")
 
 
+def test_what_our_own_models_and_a_finished_run_are_read_from(refused, tmp_path, monkeypatch):
+    """Also where the command says a model's name and not its folder."""
+    monkeypatch.setattr("vlprune.pocket.photo_folder.find_folder", lambda: tmp_path / "own/photo")
+    monkeypatch.setattr("vlprune.pocket.path", lambda: str(tmp_path / "own/pocket"))
+    for name, words in {
+        "own/photo/pictures/cat.jpg": ("demo",),
+        "own/photo/config.json": ("bench", "--model", "photo"),
+        "own/pocket/config.json": ("bench",),
+        "run/result.json": ("bench", "--paper", "llava-next-7b", "--accuracy", "run"),
+    }.items():
+        own = tmp_path / name
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text("its own")
+        assert "is read by this command" in refused(*words, "--out", own, "--force")
+        assert own.read_text() == "its own"
+
+
 def test_devices(refused, photo):
     assert "no such device" in refused("ask", photo, "what is it?", "--device", "teapot")
     assert "CUDA devices" in refused("ask", photo, "what is it?", "--device", "cuda:99")

@@ -96,7 +96,7 @@ def bench(
     for path in out or ():
         if path.suffix not in (".json", ".md"):
             raise UserError(f"--out {path}: its name must end in .json or .md.")
-        check_output_path(path, model, dual_encoder, force=force)
+        check_output_path(path, model, dual_encoder, accuracy, force=force)
     if accuracy is not None and paper is None:
         raise UserError(f"--accuracy {accuracy} goes with --paper.")
     if paper is not None:

@@ -46,8 +46,8 @@ def demo(
     Asks about a picture with all tokens and with few, prints answers and costs, and writes a picture of what was kept,
     and why.
     """
-    target = check_picture_path(out, force=force)
     name, folder = _choose_model(model)
+    target = check_picture_path(out, name, force=force)
     with show_steps(f"loading {name}, a small model that comes with vlprune", quiet=as_json) as steps:
         import torch
 

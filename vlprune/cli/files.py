@@ -21,10 +21,14 @@ PICTURE_ENDINGS = (".png", ".pdf", ".svg", ".jpg")
 
 def check_output_path(path: Path, *inputs: str | Path | None, force: bool) -> Path:
     """Refuse a file that cannot or must not be written, before any work is done for it."""
+    from vlprune import pocket
     from vlprune.media.outputs import OutputError, check_output
+    from vlprune.pocket.photo_folder import find_folder
 
+    own = {"pocket": pocket.path(), "photo": find_folder()}  # what these names of models are read from
+    read = [place for source in inputs for place in (source, own.get(str(source))) if place is not None]
     try:
-        return check_output(path, inputs=[source for source in inputs if source is not None], force=force)
+        return check_output(path, inputs=read, force=force)
     except OutputError as error:
         raise UserError(str(error)) from error
 
