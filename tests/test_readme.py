@@ -201,6 +201,12 @@ def test_own_data_is_described():
         assert piece in section
 
 
+def test_the_rule_for_the_picture_is_stated():
+    (caption,) = re.findall(r"<img [^>]*>\n\n(.+?)\n\n", TEXT, re.S)
+    assert "(of the first 21, the median by how well relevance finds what is asked)" in " ".join(caption.split())
+    assert "relevance to the question, bright = relevant" in caption
+
+
 def test_the_first_screen():
     """What it is and for whom, code, one picture, one table of at most six figures, what is missing; then the rest."""
     top = TEXT.partition("\n## ")[0]

@@ -5,7 +5,9 @@ from statistics import fmean
 
 import pytest
 import torch
+from PIL import Image, ImageChops, ImageStat
 
+from tests.test_docs import ROOT
 from vlprune import Script, pocket
 from vlprune.cli import demo as command
 from vlprune.evaluation import demo_scenes
@@ -15,6 +17,7 @@ from vlprune.evaluation.demo_scenes import DEMO_SCENE, PHOTO_SCENE, PICTURED_KIN
 from vlprune.evaluation.load_model import load_model
 from vlprune.evaluation.questions import ImageQuestion
 from vlprune.pocket.photo_folder import find_folder
+from vlprune.show import save_picture
 
 SCENES = 21
 PICTURES = find_folder() / "pictures"
@@ -77,6 +80,18 @@ def test_the_picture_says_what_its_records_hold(loaded):
         assert titles["kept"] == f"kept 16 of 576, {(kept & asked).sum()} of {asked.sum()} where asked"
         share = rank_asked(answer.record.relevance, asked)
         assert titles["relevance"] == f"relevance: asked beats {100 * share:.0f} % of the rest"
+
+
+def test_the_picture_of_readme_is_the_demos(tmp_path):
+    """Seen small, for fonts differ; another photograph would be 8 levels of 255 apart, or more."""
+    scene = photo_scene(PHOTO_SCENE, PICTURES)
+    save_picture(
+        tmp_path / "demo.png", **run_demo(load_model("photo", None, "cpu"), Script(keep=64), scene, 1).picture()
+    )
+    small = [
+        Image.open(path).convert("RGB").resize((96, 91)) for path in (tmp_path / "demo.png", ROOT / "docs/demo.png")
+    ]
+    assert fmean(ImageStat.Stat(ImageChops.difference(*small)).mean) < 3
 
 
 @pytest.mark.parametrize("number", range(3))
