@@ -210,7 +210,10 @@ def test_the_rule_for_the_picture_is_stated():
 def test_the_first_screen():
     """What it is and for whom, code, one picture, one table of at most six figures, what is missing; then the rest."""
     top = TEXT.partition("\n## ")[0]
+    assert "vlprune drops them before the LLM pays for them" in top.split("\n\n")[1]
     assert "For engineers and researchers" in top
+    assert len(top.split()) <= 800  # all else is for docs
+    assert len(blocks(README, "python")[0][1].replace("\n\n", "\n").splitlines()) <= 7
     assert len(re.findall(r"<img |!\[", TEXT)) == 1
     assert top.count("```python") == 1
     _, rule, *rows = [line.strip("| ").split(" | ") for line in top.splitlines() if line.startswith("|")]
