@@ -56,3 +56,8 @@ def test_one_line_names_the_characters_that_cannot_be_drawn(tmp_path, monkeypatc
     monkeypatch.setattr("vlprune.show.titles.FONTS", ("DejaVu Sans",))  # which has no Chinese
     told = save(tmp_path / "other.png", "颜色 颜 مرحبا → red")
     assert told == ["vlprune: no font of this machine can draw 颜 色 in the picture."] * 2
+
+
+def test_a_character_is_drawn_by_the_first_font_that_has_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("vlprune.show.titles.FONTS", ("DejaVu Sans", "a font of nobody", "DejaVu Sans Mono"))
+    assert save(tmp_path / "other.png", "what is ⍉? → red") == []  # which only the last one has
