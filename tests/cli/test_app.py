@@ -24,6 +24,7 @@ def test_help_teaches_and_loads_nothing_heavy():
     assert done.returncode == 0
     for word in ("ask", "compare", "demo", "methods", "models", "bench", "eval", "study", "report", "Start with"):
         assert word in done.stdout
+    assert "`vlprune scene` draws an image to ask about" in " ".join(done.stdout.split())
     heavy = "{'torch', 'transformers', 'matplotlib', 'numpy', 'PIL', 'rich'} & set(sys.modules)"
     loads = f"import sys, vlprune.cli.app; print('loaded', *{heavy})"
     assert subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True).stdout.split() == ["loaded"]
