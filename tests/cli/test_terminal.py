@@ -115,6 +115,8 @@ def test_a_bar_while_pictures_are_drawn(program, photo, monkeypatch, command):
     assert shown[-3:] == ["drawing", "SAVED", "GONE"]
     if command[0] == "ask":
         assert [*dict.fromkeys(shown)][:3] == ["loading pocket", "vision", "answering"]
+    if command[0] == "demo":
+        assert shown[0].startswith("answering 1 of ")
 
 
 @pytest.mark.parametrize(
