@@ -250,6 +250,11 @@ def test_only_small_runs_are_marked(program, tmp_path):
     assert page.count("A small run") == page.count('class="notice"') == 1
 
 
+def test_a_small_run_asks_as_many_as_its_study_says(program):
+    _, small = get_study("thresholds").QUESTIONS
+    assert program("study", "thresholds", "--small")[1].startswith(f"A small run: {small} images; ")
+
+
 def test_small_and_full_runs_have_folders_of_their_own(program):
     """Also where a study has no budgets."""
     assert program("study", "thresholds", "--questions", 1)[0] == 0
