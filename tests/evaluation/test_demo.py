@@ -82,6 +82,12 @@ def test_the_picture_says_what_its_records_hold(loaded):
         assert titles["relevance"] == f"relevance: asked beats {100 * share:.0f} % of the rest"
 
 
+def test_relevance_is_rated_only_where_a_place_is_asked_about(loaded):
+    nowhere = replace(drawn_scene(3).questions[0], asked=torch.zeros(576, dtype=torch.bool), pictured=True)
+    picture = run_demo(loaded, Script(keep=16), replace(drawn_scene(3), questions=[nowhere]), 1).picture()
+    assert picture["panel_titles"] == [{"kept": "kept 16 of 576, 0 of 0 where asked"}]
+
+
 def test_the_picture_of_readme_is_the_demos(tmp_path):
     """Seen small, for fonts differ; another photograph would be 8 levels of 255 apart, or more."""
     scene = photo_scene(PHOTO_SCENE, PICTURES)
