@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -136,6 +137,8 @@ def test_words_are_set_to_the_left_and_numbers_to_the_right(program, tmp_path):
     right = {"m", "right", "p", "faster", "share"}
     assert Page(text).sides == [["right" if name in right else "left" for name in columns]]
     assert text.count('<td class="number">') == 2 * len(right)
+    assert re.search(r"^th, td \{[^}]* text-align: left;", text, re.M)
+    assert ".number { text-align: right;" in text
     rule = Path("run/result.md").read_text().splitlines()[5]
     assert rule == "| " + " | ".join("---:" if name in right else "---" for name in columns) + " |"
 
