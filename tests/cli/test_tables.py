@@ -62,6 +62,8 @@ def test_what_matters_comes_first():
     assert "with --wide also: question ms" not in "".join(lines)  # nobody measured it
     assert "with --wide also: vision ms, decode ms." in " ".join(" ".join(lines).split())
     assert "--wide" not in printed(TABLES["costs"](), 200)
+    shown = [column.title for column in compared().columns if not column.extra]
+    assert shown == ["method", "answer", "tokens entering", "faster", "KV cache", "total ms"]
 
 
 def test_answers_and_costs():

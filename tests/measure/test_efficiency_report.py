@@ -52,6 +52,13 @@ def test_no_number_and_no_name_is_cut(width):
         assert ("with --wide also:" in " ".join(text.split())) == (width < 200 and not wide)
 
 
+def test_what_matters_comes_first():
+    table = EfficiencyReport([made("all tokens", 0.09), made("script", 0.02)], ABOUT).to_table()
+    shown = [column.title for column in table.columns if not column.extra]
+    assert shown == MAIN_TITLES == [column.title for column in table.columns[: len(shown)]]
+    assert shown[1:4] == ["visual tokens", "first token faster", "KV MiB"]
+
+
 def test_the_ratio_is_that_of_the_first_token():
     report = EfficiencyReport([made("all tokens", 0.09), made("script", 0.02, 0.01)], ABOUT)
     titles, *rows = report.cells()
