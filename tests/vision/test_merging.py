@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.merging_reference import merged_states
 from tests.vision.conftest import pixels
+from vlprune import UnsupportedModel
 from vlprune.vision import CheaperTower
 from vlprune.vision.merging import MergedTokens, merges_by_layer
 
@@ -58,6 +59,28 @@ def test_low_precision(model, tower, dtype, device):
     assert found.dtype == dtype
     assert found.isfinite().all()
     assert torch.cosine_similarity(found.float().flatten(), exact.flatten(), dim=0) > 0.9
+
+
+def test_autocast(model, tower, device):
+    with CheaperTower(model, merge=0.5):
+        exact = tower(pixels(1).to(device)).last_hidden_state
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            found = tower(pixels(1).to(device)).last_hidden_state
+    assert torch.cosine_similarity(found.float().flatten(), exact.flatten(), dim=0) > 0.9
+
+
+def test_gradients_pass(model, tower, device):
+    with torch.enable_grad(), CheaperTower(model, merge=0.5):
+        tower(pixels(1).to(device)).last_hidden_state.square().sum().backward()
+    missing = [name for name, weight in tower.named_parameters() if weight.grad is None]
+    assert not [name for name in missing if "encoder" in name]
+
+
+def test_layers_that_are_not_known_are_refused(model, tower, monkeypatch):
+    monkeypatch.setattr("vlprune.vision.merging.LAYOUTS", ())
+    with pytest.raises(UnsupportedModel, match=f"the layers of {type(tower).__name__} are not made as vlprune knows"):
+        CheaperTower(model, merge=0.5)
+    assert "forward" not in tower.__dict__
 
 
 @settings(max_examples=60, deadline=None)

@@ -63,11 +63,13 @@ class CheaperTower:
         towers = find_towers(unwrap(model))
         if not merge and not repeats:
             return
+        made: list[tuple[Any, Callable[..., Any]]] = []
         for tower in towers:
             kind = DistinctTokens if type(tower).__name__ in PATCH_TOWERS else DistinctImages
-            self._patch(tower, kind(tower, merge, repeats))
-            for layer, forward in merging_forwards(tower, merge, leading_tokens(tower)) if merge else ():
-                self._patch(layer, forward)
+            made.append((tower, kind(tower, merge, repeats)))
+            made += merging_forwards(tower, merge, leading_tokens(tower)) if merge else []
+        for module, forward in made:  # when all was found to be in order
+            self._patch(module, forward)
 
     def _patch(self, module: Any, forward: Callable[..., Any]) -> None:
         """Give a module a forward of its own until `close`."""

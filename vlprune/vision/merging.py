@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vlprune.errors import UnsupportedModel
 from vlprune.selection.matching import match_tokens
 
 #: What a layer runs: norm, attention and what scales its output; norm, MLP and what scales its output.
@@ -85,10 +86,10 @@ class MergedTokens:
         stay, go, into = match_tokens(keys[:, self.leading :], count)
         stay, go, into = torch.cat([first, stay + self.leading], dim=1), go + self.leading, into + self.leading
         wide = torch.promote_types(states.dtype, torch.float32)
-        # a product, not index_add: on a GPU that would add in a different order each time
-        goes = (torch.arange(stay.shape[1], device=into.device)[:, None] == into[:, None]).to(wide)
         sizes, going = self.sizes.gather(1, stay).to(wide), self.sizes.gather(1, go).to(wide)
-        self.sizes = sizes + (goes @ going[:, :, None])[:, :, 0]
+        self.sizes = sizes.scatter_add(1, into, going)  # whole numbers: exact in any order
+        # of states a product, not index_add: on a GPU that would add in a different order each time
+        goes = torch.arange(stay.shape[1], device=into.device)[:, None] == into[:, None]
         own, others = sizes / self.sizes, goes * going[:, None] / self.sizes[:, :, None]  # shares of a merged token
         merged = torch.baddbmm(_take(states, stay) * own[:, :, None], others, _take(states, go).to(wide))
         renumbered = torch.empty_like(self.places)
@@ -104,6 +105,10 @@ def merging_forwards(tower: Any, merge: float, leading: int) -> list[tuple[Any, 
     Threads may call them at the same time.
     """
     layers, heads = find_layers(tower), tower.config.num_attention_heads
+    if len(layers) != tower.config.num_hidden_layers:
+        raise UnsupportedModel(
+            f"the layers of {type(tower).__name__} are not made as vlprune knows them: cannot merge."
+        )
     call = threading.local()  # `merged` and `counts` of this thread's running call
 
     def make(number: int, layer: Any) -> Callable[..., Tensor]:
