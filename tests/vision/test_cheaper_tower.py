@@ -209,6 +209,20 @@ def test_threads_share_a_tower(llava, device):
     assert all(torch.equal(one, states) for some, states in zip(found, wanted) for one in some)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, of what it cannot trace
+def test_a_compiled_tower(llava, device):
+    tower, image = llava.model.vision_tower, pixels(1).to(device)
+    plain = tower(image).last_hidden_state
+    with CheaperTower(llava, merge=0.5):
+        merged = tower(image).last_hidden_state
+    assert not torch.allclose(merged, plain)
+    compiled = torch.compile(tower, backend="eager")
+    torch.testing.assert_close(compiled(image).last_hidden_state, plain)
+    with CheaperTower(llava, merge=0.5):
+        torch.testing.assert_close(compiled(image).last_hidden_state, merged)
+    torch.testing.assert_close(compiled(image).last_hidden_state, plain)
+
+
 # --- what is refused ---
 
 

@@ -133,7 +133,7 @@ def merging_forwards(tower: Any, merge: float, leading: int) -> list[tuple[Any, 
             states = merged.merge(states + run(after, attended), keys, call.counts[number])
             states = states + run(mlp, states)
             if number == len(layers) - 1:
-                del call.merged
+                call.merged = None
             return _take(states, merged.tokens)
 
         return forward
