@@ -12,6 +12,7 @@ from tests.support.families import others
 from tests.support.families.llava import LlavaOnevision, VideoLlava
 from tests.support.photo_parts import tiny_network, write_photographs, write_tower
 from tests.support.tape import capture_on_tape
+from tests.support.versions import needs_compile
 from tests.vision.conftest import TOWERS, pixels
 from vlprune import FastV, Script, UnsupportedModel, VisionZip, attach, pocket
 from vlprune.cuda_graphs import GraphedModel
@@ -210,6 +211,7 @@ def test_threads_share_a_tower(llava, device):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of what it cannot trace
+@needs_compile
 def test_a_compiled_tower(llava, device):
     tower, image = llava.model.vision_tower, pixels(1).to(device)
     plain = tower(image).last_hidden_state
