@@ -3,6 +3,7 @@
     python benchmarks/soak.py --calls 10000                    # the pocket model, and a tiny model of every family
     python benchmarks/soak.py --calls 2000 --threads 8         # the lock around an attached model
     python benchmarks/soak.py --device cuda --cuda-graphs --seconds 600 --calls 1000000   # on a GPU, one of 7B size too
+    python benchmarks/soak.py --device cuda --cuda-graphs --seconds 600 --calls 1000000 --plain   # the control
     python benchmarks/soak.py --repeats 1000                   # same inputs, same tokens
 
 All models are attached at once, in one process. Calls are drawn from a seed: one question or a batch, one or two
@@ -13,6 +14,7 @@ the second half. The process's memory includes what has been freed and malloc ke
 thread: what is really held is what malloc counts as in use, which is sampled too, and what is left after malloc_trim.
 Memory and open files are printed; results, hooks and attributes decide the exit code. At the end the pruners are
 detached, and every model must be what it was.
+`--plain` makes such calls, but none that fail, of the models without pruners: what grows there too is not ours.
 `--repeats` asks the same again, alone and beside two others in a batch, and in plain torch, and compares tokens.
 """
 
@@ -36,6 +38,7 @@ import numpy as np
 import torch
 
 from vlprune import FastV, Script, ScriptPlus, VisionZip, attach, pocket
+from vlprune.cuda_graphs import GraphedModel
 
 sys.path.insert(0, str(Path(__file__).parent))
 from process_memory import in_use, resident, told, trimmed
@@ -199,14 +202,17 @@ def make_beds(names: Iterable[str] | None, device: str) -> dict[str, Bed]:
     return beds
 
 
-def attach_all(beds: dict[str, Bed], cuda_graphs: bool, cache_bytes: int) -> list[Any]:
-    """Attach to every model; on a CPU, tapes take the place of CUDA graphs."""
-    more = {"cuda_graphs": True} if cuda_graphs else {}
-    if cuda_graphs and all(bed.model.device.type == "cpu" for bed in beds.values()):
+def attach_all(beds: dict[str, Bed], given: Any, cache_bytes: int) -> list[Any]:
+    """Attach to every model, or with `--plain` only its graphs; on a CPU, tapes take the place of CUDA graphs."""
+    if given.cuda_graphs and all(bed.model.device.type == "cpu" for bed in beds.values()):
         from tests.support.tape import capture_on_tape
-        from vlprune.cuda_graphs.graphed_model import GraphedModel
 
         GraphedModel._get_capture = lambda self: capture_on_tape
+    if given.plain:
+        for bed in beds.values():
+            bed.kinds = tuple(kind for kind in bed.kinds if kind != "error")
+        return [GraphedModel(bed.model) for bed in beds.values()] if given.cuda_graphs else []
+    more = {"cuda_graphs": True} if given.cuda_graphs else {}
     return [attach(bed.model, bed.method, cache_bytes=cache_bytes, **bed.options, **more) for bed in beds.values()]
 
 
@@ -216,7 +222,7 @@ def attach_all(beds: dict[str, Bed], cuda_graphs: bool, cache_bytes: int) -> lis
 def fresh_results(beds: Iterable[str], given: Any) -> dict[str, dict[str, Any]]:
     """What the same calls give in a process of their own, each once."""
     words = [sys.executable, __file__, "--only", "--beds", *beds, "--device", given.device]
-    words += ["--distinct", str(given.distinct)] + ["--cuda-graphs"] * given.cuda_graphs
+    words += ["--distinct", str(given.distinct)] + ["--cuda-graphs"] * given.cuda_graphs + ["--plain"] * given.plain
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -247,7 +253,7 @@ def soak(given: Any) -> int:
                 bed._video(random.Random(0))
     own, before = count_hooks(beds), attributes(beds)
     expected = fresh_results(beds, given)
-    pruners = attach_all(beds, given.cuda_graphs, cache_bytes=2**20)
+    pruners = attach_all(beds, given, cache_bytes=2**20)
     kinds: Counter[str] = Counter()
     memory: list[tuple[int, float]] = []
     used: list[tuple[int, float]] = []
@@ -287,9 +293,10 @@ def soak(given: Any) -> int:
                 future.result(600)
     files, hooks, took = open_files(), count_hooks(beds) - own, time.time() - begun
     attached = trimmed()
-    graphs = [pruner.cuda_graphs.graph_count for pruner in pruners if pruner.cuda_graphs is not None]
-    for pruner in pruners:
-        pruner.detach()
+    held = [one if given.plain else one.cuda_graphs for one in pruners]
+    graphs = [one.graph_count for one in held if one is not None]
+    for one in pruners:
+        one.__exit__(None, None, None)
     gc.collect()
     left = count_hooks(beds) - own
     changed = [place for place, names in attributes(beds).items() if names != before[place]]
@@ -342,6 +349,7 @@ def main() -> None:
     parser.add_argument("--beds", nargs="+", help="methods of the pocket model, families, 7b; all of them if not given")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cuda-graphs", action="store_true", help="on a CPU, tapes: one run's operations, done again")
+    parser.add_argument("--plain", action="store_true", help="without pruners, as a control")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=0)
     parser.add_argument("--only", action="store_true", help=argparse.SUPPRESS)
@@ -350,7 +358,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.only:
         beds = make_beds(given.beds, given.device)
-        attach_all(beds, given.cuda_graphs, cache_bytes=0)
+        attach_all(beds, given, cache_bytes=0)
         print(json.dumps({name: {n: bed(n)[1] for n in range(given.distinct)} for name, bed in beds.items()}))
     else:
         raise SystemExit(1 if (repeats(given.repeats, given.device) if given.repeats else soak(given)) else 0)

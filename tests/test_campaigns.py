@@ -121,6 +121,13 @@ def test_soak(monkeypatch, capsys):
     assert "after detach 0 left, 0 modules changed" in said
 
 
+def test_the_control_has_no_pruners(monkeypatch, capsys):
+    said = run_here(monkeypatch, capsys, "soak.py", "--calls", 6, "--distinct", 2, "--beds", "llava_next", "--plain")
+    assert "6 calls of 1 models" in said
+    assert "0 differ from a fresh process" in said
+    assert "0 hooks; after detach 0 left" in said
+
+
 def test_the_same_again(monkeypatch, capsys):
     said = run_here(monkeypatch, capsys, "soak.py", "--repeats", 1)
     assert "script: again 1, again: differ 0, beside two others 1" in said
