@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageChops, ImageStat
 
+from tests.support.versions import needs_newer_matplotlib
 from tests.test_docs import ROOT
 from vlprune import Script, pocket
 from vlprune.cli import demo as command
@@ -88,6 +89,7 @@ def test_relevance_is_rated_only_where_a_place_is_asked_about(loaded):
     assert picture["panel_titles"] == [{"kept": "kept 16 of 576, 0 of 0 where asked"}]
 
 
+@needs_newer_matplotlib
 def test_the_picture_of_readme_is_the_demos(tmp_path):
     """Seen small, for fonts differ; another photograph would be 8 levels of 255 apart, or more."""
     scene = photo_scene(PHOTO_SCENE, PICTURES)

@@ -1,5 +1,7 @@
 """What some versions of other packages cannot do."""
 
+from importlib.metadata import version
+
 import pytest
 import torch
 from packaging.version import Version
@@ -16,4 +18,8 @@ needs_compile = pytest.mark.skipif(
 needs_interpreter = pytest.mark.skipif(
     not torch.cuda.is_available() and triton is not None and Version(triton.__version__).release < (3, 3),
     reason="Triton 3.2's interpreter knows no booleans",
+)
+
+needs_newer_matplotlib = pytest.mark.skipif(
+    Version(version("matplotlib")).release < (3, 11), reason="matplotlib 3.10 lays the same picture out otherwise"
 )
