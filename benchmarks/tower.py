@@ -21,28 +21,14 @@ from transformers import (
 )
 
 from vlprune import pocket
+from vlprune.measure.architectures import CLIP_LARGE_336, SIGLIP_SO400M
 from vlprune.vision import CheaperTower
 from vlprune.vision.operations import tower_operations
 
 #: Published sizes: the towers of LLaVA-1.5 and of LLaVA-OneVision, and the photo model's.
 SIZES = {
-    "clip-l-336": CLIPVisionConfig(
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        image_size=336,
-        patch_size=14,
-    ),
-    "siglip-so400m-384": SiglipVisionConfig(
-        hidden_size=1152,
-        intermediate_size=4304,
-        num_hidden_layers=27,
-        num_attention_heads=16,
-        image_size=384,
-        patch_size=14,
-        vision_use_head=False,
-    ),
+    "clip-l-336": CLIPVisionConfig(**CLIP_LARGE_336),
+    "siglip-so400m-384": SiglipVisionConfig(**SIGLIP_SO400M, image_size=384),
     "dinov2-small-336": Dinov2Config(
         hidden_size=384, num_hidden_layers=12, num_attention_heads=6, image_size=336, patch_size=14
     ),
