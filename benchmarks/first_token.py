@@ -149,12 +149,11 @@ def medians(calls):
 
 def vision_floor(model, inputs, rates):
     """Seconds of the tower's operations, and of its weights read once."""
-    encode = (
-        model.base_model.get_video_features if "pixel_values_videos" in inputs else model.base_model.get_image_features
-    )
-    given = {
-        name: value for name, value in inputs.items() if name.startswith(("pixel_values", "image_sizes", "image_grid"))
-    }
+    base, names = model.base_model, ("pixel_values", "image_sizes", "image_grid")
+    given = {name: value for name, value in inputs.items() if name.startswith(names)}
+    encode = base.get_image_features
+    if "pixel_values_videos" in given:  # whose name differs between versions of transformers
+        encode = functools.partial(base.get_video_features, given.pop("pixel_values_videos"))
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         encode(**given)
     decoder = set(model.get_decoder().parameters()) | set(model.lm_head.parameters())

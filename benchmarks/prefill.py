@@ -151,7 +151,7 @@ def measure_model(name: str, ways, rates, args) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--models", nargs="+", default=LLAVAS, choices=PUBLISHED)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--ways", nargs="+", default=["eager", "graphs", "compile"], choices=list(WAYS))
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--new", type=int, default=9, help="new tokens; 1 leaves decoding out")
     parser.add_argument("--device", default="cuda")

@@ -31,7 +31,7 @@ LLAVAS = ["llava-1.5-7b", "llava-next-7b", "llava-video-7b"]
 TEXT_TOKENS = 64
 QUESTION = "what is the colour of the small thing on the left of the picture?"
 #: Values of `attach(cuda_graphs=)` by their names on the command line.
-WAYS = {"eager": False, "graphs": True, "compile": "compile"}
+WAYS = {"eager": False, "towers": "towers", "graphs": True, "compile": "compile"}
 
 
 def _thin() -> Any:

@@ -41,7 +41,7 @@ def attach(
     dual_encoder: Any = None,
     cache_bytes: int = 256 * 2**20,
     feature_cache: FeatureCache | None = None,
-    cuda_graphs: bool | str = False,
+    cuda_graphs: bool | str = "towers",
 ) -> "Pruner":
     """Make `model` drop the visual tokens that `method` does not choose, until `detach()` or the end of the `with`.
 
@@ -63,7 +63,8 @@ def attach(
             known. Of an id, a path and "auto" only the text half is loaded.
         cache_bytes: how much memory the vision features of recent images may take; 0 turns that cache off.
         feature_cache: in place of one of its own, a cache that several pruners share; `detach` does not empty it.
-        cuda_graphs: True runs the LLM of `generate` as CUDA graphs, "compile" compiles its layers first.
+        cuda_graphs: what runs as CUDA graphs on a GPU: "towers", the vision tower and the text tower of a dual encoder;
+            True, the LLM of `generate` too; "compile" compiles its layers first. False: nothing.
 
     Example:
         with attach(model, Script(keep=64), processor=processor) as pruner:

@@ -6,8 +6,7 @@ import torch
 from tests.support import tiny_llava as tiny
 from tests.support.tape import capture_on_tape
 from vlprune import Script, attach
-from vlprune.cuda_graphs import graphed_model
-from vlprune.cuda_graphs.capture import CudaGraphCapture
+from vlprune.cuda_graphs.capture import Capturing, CudaGraphCapture
 from vlprune.cuda_graphs.text_tower import STEP, TextTowerGraphs
 from vlprune.pruning.dual_encoder import DualEncoder, clip_text
 
@@ -32,14 +31,19 @@ def captures(device):
     return counted, made
 
 
-def failed(error):
-    raise error
+def text_graphs(model, capture):
+    """Graphs whose capture must not fail."""
+
+    def failed(reason):
+        raise AssertionError(reason)
+
+    return TextTowerGraphs(model, Capturing(model, capture, failed))
 
 
 @torch.no_grad()
 def test_same_embeddings(model, processor, clip, captures):
     capture, made = captures
-    graphs, dual = TextTowerGraphs(model, lambda: capture, failed), DualEncoder(clip, processor.tokenizer, model)
+    graphs, dual = text_graphs(model, capture), DualEncoder(clip, processor.tokenizer, model)
     lengths = set()
     for _ in range(2):
         for text in QUESTIONS:
@@ -56,7 +60,7 @@ def test_same_embeddings(model, processor, clip, captures):
 
 @torch.no_grad()
 def test_a_result_is_not_overwritten(model, processor, clip, captures):
-    graphs, dual = TextTowerGraphs(model, lambda: captures[0], failed), DualEncoder(clip, processor.tokenizer, model)
+    graphs, dual = text_graphs(model, captures[0]), DualEncoder(clip, processor.tokenizer, model)
     first = graphs(clip, dual.chunks("cat")[0])
     before = first.clone()
     graphs(clip, dual.chunks("dog")[0])
@@ -66,7 +70,7 @@ def test_a_result_is_not_overwritten(model, processor, clip, captures):
 @torch.no_grad()
 def test_weights_that_move_are_captured_anew(model, processor, clip, captures):
     capture, made = captures
-    graphs, dual = TextTowerGraphs(model, lambda: capture, failed), DualEncoder(clip, processor.tokenizer, model)
+    graphs, dual = text_graphs(model, capture), DualEncoder(clip, processor.tokenizer, model)
     (ids,) = dual.chunks("cat")
     graphs(clip, ids)
     for number, layer in enumerate([clip.text_model.encoder.layers[0].mlp.fc1, clip.text_projection]):
@@ -78,7 +82,7 @@ def test_weights_that_move_are_captured_anew(model, processor, clip, captures):
 def test_under_inference_mode(model, processor, clip, captures):
     """Captured there, it serves outside as well."""
     capture, made = captures
-    graphs, dual = TextTowerGraphs(model, lambda: capture, failed), DualEncoder(clip, processor.tokenizer, model)
+    graphs, dual = text_graphs(model, capture), DualEncoder(clip, processor.tokenizer, model)
     (ids,) = dual.chunks("cat")
     with torch.inference_mode():
         found = graphs(clip, ids).clone()
@@ -94,17 +98,18 @@ def test_a_capture_that_fails_is_told(model, processor, clip):
         raise RuntimeError("no memory")
 
     told = []
-    graphs, dual = TextTowerGraphs(model, lambda: broken, told.append), DualEncoder(clip, processor.tokenizer, model)
+    capturing, dual = Capturing(model, broken, told.append), DualEncoder(clip, processor.tokenizer, model)
+    graphs = TextTowerGraphs(model, capturing)
     (ids,) = dual.chunks("cat")
     assert torch.equal(graphs(clip, ids), clip_text(clip, ids))
-    assert [str(error) for error in told] == ["no memory"]
+    assert told == ["they could not be captured (no memory)"]
+    assert capturing.capture() is None
 
 
 def test_attach_embeds_by_graphs(model, processor, clip, single, device, monkeypatch):
     """Graphs are asked once for a question; tokens and answers are those without."""
     if device.type != "cuda":
-        monkeypatch.setattr(graphed_model, "CudaGraphCapture", lambda device: capture_on_tape)
-        monkeypatch.setattr(graphed_model.GraphedModel, "_get_capture", lambda self: capture_on_tape)
+        monkeypatch.setattr(Capturing, "capture", lambda self: capture_on_tape)
     calls = []
     original = TextTowerGraphs.__call__
     monkeypatch.setattr(TextTowerGraphs, "__call__", lambda self, *given: calls.append(given) or original(self, *given))

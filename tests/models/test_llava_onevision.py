@@ -1,6 +1,7 @@
 """The pooling of LLaVA-OneVision's frames: ours against the model's own, bit for bit."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,13 +21,20 @@ def case():
 
 
 @pytest.fixture
-def model(case, device):
-    return case.model().to(device)
+def dtype(device):
+    """One in which frames of three rows are pooled so: on a GPU not float32."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 @pytest.fixture
-def batch(case, device):
-    return {name: value.to(device) for name, value in case.batch(case.samples("video")).items()}
+def model(case, device, dtype):
+    return case.model().to(device, dtype)
+
+
+@pytest.fixture
+def batch(case, device, dtype):
+    values = case.batch(case.samples("video"))
+    return {name: v.to(device, dtype if v.is_floating_point() else None) for name, v in values.items()}
 
 
 @pytest.fixture
@@ -65,7 +73,10 @@ def test_the_same_numbers(side, dtype, device):
     for frames, width in ((2, 3584), (3, 1152), (5, 64), (2, 15), (1, 1)):
         values = (3 * torch.randn(frames, side**2, width, generator=random)).to(device, dtype)
         expected = model.base_model.apply_pooling(values)
-        assert torch.equal(pool_frames(values), expected)
+        if llava_onevision._pools_exactly(values):
+            assert torch.equal(pool_frames(values), expected)
+        else:  # the model's own pooling is used
+            torch.testing.assert_close(pool_frames(values), expected)
         assert expected.shape == (frames, math.ceil(side / 2) ** 2, width)
 
 
@@ -112,6 +123,15 @@ def test_keeping_all_gives_the_same_embeddings(model, batch, pooled):
     assert pooled
 
 
+def test_float32_on_a_gpu_is_left_to_the_model():
+    """Its kernels round otherwise where weights are no powers of two; no GPU is needed to ask."""
+    exactly = llava_onevision._pools_exactly
+    assert exactly(torch.empty(1, 729, 4))
+    for rows, dtype, expected in ((27, torch.float32, False), (26, torch.float32, True), (27, torch.bfloat16, True)):
+        frames = SimpleNamespace(shape=(1, rows**2, 4), dtype=dtype, device=torch.device("cuda"))
+        assert exactly(frames) == expected
+
+
 def test_a_model_that_pools_otherwise_is_left_alone(model, batch, pooled, monkeypatch):
     """As a later transformers might."""
     kind = type(model.base_model)
@@ -134,10 +154,9 @@ def test_a_function_that_somebody_gave_the_model_stays(model, batch, pooled):
     assert [shape[2] for shape in pooled] == [model.config.vision_config.hidden_size]  # the tower's states alone
 
 
-def test_gradients_are_the_model_s_own(model, pooled):
+def test_gradients_are_the_model_s_own(model, pooled, device, dtype):
     apply_pooling = family_of(model).shortcuts(model)["apply_pooling"]
-    device = next(model.parameters()).device
-    frames = torch.randn(2, 9, 4, device=device)
+    frames = torch.randn(2, 9, 4, device=device, dtype=dtype)
     assert not apply_pooling(frames).requires_grad
     assert pooled.pop()
     pooled.clear()

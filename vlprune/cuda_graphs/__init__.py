@@ -10,22 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vlprune.cuda_graphs.graphed_model import GraphedModel
+    from vlprune.cuda_graphs.graphed_towers import GraphedTowers
 
-__all__ = ["GraphedModel", "use_cuda_graphs"]
+__all__ = ["CHOICES", "GraphedModel", "use_cuda_graphs"]
+
+#: What `attach(..., cuda_graphs=)` takes: nothing, the towers alone, the LLM too, and its layers compiled.
+CHOICES = (False, "towers", True, "compile")
 
 
-def use_cuda_graphs(model: Any, cuda_graphs: bool | str) -> GraphedModel | None:
-    """Start what `attach(..., cuda_graphs=)` asks for: nothing (False), graphs (True), or compiled graphs ("compile").
+def use_cuda_graphs(model: Any, cuda_graphs: bool | str) -> GraphedModel | GraphedTowers | None:
+    """Start what `attach(..., cuda_graphs=)` asks for; "towers" is nothing where they cannot run so.
 
     >>> use_cuda_graphs(None, "fast")
     Traceback (most recent call last):
     ...
-    ValueError: cuda_graphs='fast': choose from False, True and 'compile'.
+    ValueError: cuda_graphs='fast': choose from False, 'towers', True and 'compile'.
     """
-    if cuda_graphs not in (False, True, "compile"):
-        raise ValueError(f"cuda_graphs={cuda_graphs!r}: choose from False, True and 'compile'.")
+    if cuda_graphs not in CHOICES:
+        raise ValueError(f"cuda_graphs={cuda_graphs!r}: choose from False, 'towers', True and 'compile'.")
     if not cuda_graphs:
         return None
+    if cuda_graphs == "towers":
+        from vlprune.cuda_graphs.graphed_towers import graph_towers
+
+        return graph_towers(model)
     from vlprune.cuda_graphs.graphed_model import GraphedModel
 
     return GraphedModel(model, compile=cuda_graphs == "compile")

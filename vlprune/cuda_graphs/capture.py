@@ -45,6 +45,32 @@ class CudaGraphCapture:
         return replay
 
 
+class Capturing:
+    """Whether and how functions are captured on a model's device.
+
+    `capture` takes the place of CUDA's own, on any device. After a failure nothing is captured any more; `warn` is told
+    why, once.
+    """
+
+    def __init__(self, model: Any, capture: Capture | None, warn: Callable[[str], None]) -> None:
+        self._model, self._capture, self._warn = model, capture, warn
+        #: Why nothing is captured any more.
+        self.failure: str | None = None
+
+    def capture(self) -> Capture | None:
+        """How to capture; None where it cannot be done."""
+        if self.failure is not None:
+            return None
+        if self._capture is None and self._model.device.type == "cuda":
+            self._capture = CudaGraphCapture(self._model.device)
+        return self._capture
+
+    def stop(self, error: Exception) -> None:
+        """Capture nothing from now on."""
+        self.failure = f"they could not be captured ({(str(error).splitlines() or [''])[0]})"
+        self._warn(self.failure)
+
+
 def no_capture(function: Callable[[], Any]) -> Callable[[], Any]:
     """Return the function itself: for tests, on any device."""
     return function
@@ -99,7 +125,7 @@ class ModuleState(NamedTuple):
 
     `weight_addresses` changes when a weight moves: graphs read the weights where they were (and see what is written
     there). `hooked`: somebody else than transformers (which collects outputs so) has hooks inside, which a replay would
-    not call.
+    not call, or accelerate moves weights.
     """
 
     weight_addresses: Hashable
@@ -125,6 +151,7 @@ def inspect_module(module: nn.Module) -> ModuleState:
         for weight in one._parameters.values():
             if weight is not None:
                 addresses.append(weight.data_ptr())
+        hooked |= "_hf_hook" in one.__dict__
         if (one._forward_hooks or one._forward_pre_hooks) and one is not module:
             hooks = (*one._forward_hooks.values(), *one._forward_pre_hooks.values())
             hooked |= any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)

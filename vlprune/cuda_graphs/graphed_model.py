@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from vlprune.cuda_graphs.capture import Capture, CompiledLayers, CudaGraphCapture, inspect_module
+from vlprune.cuda_graphs.capture import Capture, Capturing, CompiledLayers, inspect_module
 from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs, NotCovered, capacity
 from vlprune.cuda_graphs.fused_modules import FusedModules
-from vlprune.cuda_graphs.text_tower import TextTowerGraphs
-from vlprune.cuda_graphs.vision_tower import find_towers, tower_forward
-from vlprune.pruning.feature_cache import tower_settings
+from vlprune.cuda_graphs.graphed_towers import GraphedTowers
 from vlprune.pruning.generate import has_pruner
+from vlprune.pruning.patched_attributes import Patches
 
 #: Pairs of batch size and cache size whose graphs and caches are kept.
 MAX_SIZES = 4
@@ -44,32 +43,22 @@ class GraphedModel:
             raise RuntimeError(
                 "model already has graphs or a pruner: close that first, or attach(..., cuda_graphs=True)."
             )
-        if any(tower_settings(find_towers(model))):
-            raise RuntimeError("model has a CheaperTower, which runs without graphs: close that first.")
-        self._capture = capture
+        self._warned: set[str] = set()
+        self._capturing = Capturing(model, capture, self._warn)
+        self._towers = GraphedTowers(model, self._capturing)
+        #: Embeds the questions of a pruner's dual encoder.
+        self.text_tower = self._towers.text_tower
         self._compiled_layers = CompiledLayers(self._decoder) if compile else None
         self._fused_modules: FusedModules | None = None
         self._decoder_graphs: OrderedDict[Hashable, DecoderGraphs] = OrderedDict()  # by batch size and cache size
         self._active: DecoderGraphs | None = None  # those of the `generate` that runs now
-        self._warned: set[str] = set()
-        self._capture_failure: str | None = None
         self._captured_weights: Hashable = None
-        #: Embeds the questions of a pruner's dual encoder.
-        self.text_tower = TextTowerGraphs(model, self._get_capture, self._stop_capturing)
-        self._patched: list[tuple[Any, str, Any]] = []
+        self._patches = Patches()
         self._original_forward: Callable[..., Any] = self._decoder.forward
-        self._patch(self._decoder, "forward", self._wrap_forward(self._original_forward))
-        for tower in find_towers(model):
-            forward = tower_forward(tower, tower.forward, self._get_capture, self._stop_capturing)
-            self._patch(tower, "forward", forward)
+        self._patches.add(self._decoder, "forward", self._wrap_forward(self._original_forward))
         prepare = functools.partial(self._prepare_cache, model._prepare_cache_for_generation)
-        self._patch(model, "_prepare_cache_for_generation", prepare)
-        self._patch(model, "generate", self._wrap_generate(model.generate))
-
-    def _patch(self, thing: Any, name: str, value: Any) -> None:
-        """Give a module an attribute of its own until `close`. No context is held open: models are deep-copied."""
-        self._patched.append((thing, name, thing.__dict__.get(name)))
-        thing.__dict__[name] = value
+        self._patches.add(model, "_prepare_cache_for_generation", prepare)
+        self._patches.add(model, "generate", self._wrap_generate(model.generate))
 
     def __enter__(self) -> GraphedModel:
         return self
@@ -79,14 +68,9 @@ class GraphedModel:
 
     def close(self) -> None:
         """Restore the model, and free the graphs and their memory."""
-        for thing, name, before in reversed(self._patched):
-            if before is None:
-                thing.__dict__.pop(name, None)
-            else:
-                thing.__dict__[name] = before
-        self._patched = []
+        self._patches.undo()
         self._decoder_graphs.clear()
-        self.text_tower.clear()
+        self._towers.close()
 
     @property
     def graph_count(self) -> int:
@@ -134,7 +118,7 @@ class GraphedModel:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             active = self._active
-            if active is None or args or kwargs.get("past_key_values") is not active.cache or self._capture_failure:
+            if active is None or args or kwargs.get("past_key_values") is not active.cache or self._capturing.failure:
                 return original(*args, **kwargs)
             try:
                 with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
@@ -143,7 +127,7 @@ class GraphedModel:
                 self._warn(str(reason))
                 return original(*args, **kwargs)
             except RuntimeError as error:
-                self._stop_capturing(error)
+                self._capturing.stop(error)
                 return original(*args, **kwargs)
             return BaseModelOutputWithPast(last_hidden_state=hidden, past_key_values=active.cache)
 
@@ -163,7 +147,7 @@ class GraphedModel:
         if key not in self._decoder_graphs:
             while len(self._decoder_graphs) >= MAX_SIZES:
                 self._decoder_graphs.popitem(last=False)
-            capture = self._get_capture()
+            capture = self._capturing.capture()
             assert capture is not None
             with torch.inference_mode(False):
                 self._decoder_graphs[key] = DecoderGraphs(
@@ -179,26 +163,13 @@ class GraphedModel:
         self._decoder_graphs.move_to_end(key)
         return self._decoder_graphs[key]
 
-    def _get_capture(self) -> Capture | None:
-        """How to capture; None where it cannot be done."""
-        if self._capture_failure is not None:
-            return None
-        if self._capture is None and self._model.device.type == "cuda":
-            self._capture = CudaGraphCapture(self._model.device)
-        return self._capture
-
-    def _stop_capturing(self, error: Exception) -> None:
-        """Run without graphs from now on."""
-        self._capture_failure = f"they could not be captured ({(str(error).splitlines() or [''])[0]})"
-        self._warn(self._capture_failure)
-
     # --- what is covered ---
 
     def _reason_against_graphs(self, config: Any, kwargs: dict[str, Any], mode: Any, hooked: bool) -> str | None:
         """Why this call of `generate` must run without graphs, None if it need not."""
-        if self._capture_failure is not None:
-            return self._capture_failure
-        if self._get_capture() is None:
+        if self._capturing.failure is not None:
+            return self._capturing.failure
+        if self._capturing.capture() is None:
             return f"the model is on the device {self._model.device.type!r}"
         reasons = chain(_reasons_of_call(config, kwargs, mode), _reasons_of_model(self._model, self._decoder, hooked))
         return next(reasons, None)

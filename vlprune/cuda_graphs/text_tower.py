@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlprune.cuda_graphs.capture import Capture, inspect_module
+from vlprune.cuda_graphs.capture import Capture, Capturing, inspect_module
 from vlprune.devices import copy_to_device
 from vlprune.pruning.dual_encoder import clip_text, clip_text_at_end, up_to_end
 
@@ -19,14 +19,11 @@ STEP = 16
 class TextTowerGraphs:
     """Does what `clip_text` does, by graphs: one for each multiple of `STEP` tokens.
 
-    The text tower has to be on the device of `model`. `get_capture` says how to capture there, None where that cannot
-    be done; `on_failure` is told of a capture that failed.
+    The text tower has to be on the device of `model`.
     """
 
-    def __init__(
-        self, model: Any, get_capture: Callable[[], Capture | None], on_failure: Callable[[Exception], None]
-    ) -> None:
-        self._model, self._get_capture, self._on_failure = model, get_capture, on_failure
+    def __init__(self, model: Any, capturing: Capturing) -> None:
+        self._model, self._capturing = model, capturing
         self._graphs: dict[Hashable, tuple[Tensor, Callable[[], Tensor]]] = {}
         self._captured: tuple[Any, Hashable] = (None, None)
 
@@ -37,7 +34,7 @@ class TextTowerGraphs:
 
     def __call__(self, encoder: Any, ids: list[int]) -> Tensor | None:
         """(1, c) the embedding of one text of these token ids; None without an end token."""
-        capture, seen, device = self._get_capture(), up_to_end(encoder, ids), encoder.device
+        capture, seen, device = self._capturing.capture(), up_to_end(encoder, ids), encoder.device
         covered = device == self._model.device and not torch.is_autocast_enabled(device.type)
         if capture is None or seen is None or not covered or torch.is_grad_enabled():
             return clip_text(encoder, ids)
@@ -51,7 +48,7 @@ class TextTowerGraphs:
             try:
                 held, replay = self._get(encoder, given, weights, capture)
             except RuntimeError as error:
-                self._on_failure(error)
+                self._capturing.stop(error)
                 return clip_text(encoder, ids)
             held.copy_(copy_to_device(given, device))
             return replay().clone()  # the next replay overwrites what a graph returns

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from vlprune.cuda_graphs.capture import Capture, inspect_module
+from vlprune.cuda_graphs.capture import Capture, Capturing, inspect_module
 
 #: Towers whose forward a graph can hold: others read sizes on the host.
 TOWERS = ("clip_vision_model", "siglip_vision_model")
@@ -18,6 +18,8 @@ TOWERS = ("clip_vision_model", "siglip_vision_model")
 MAX_IMAGES = 8
 #: Shapes of pixels whose graphs are kept.
 MAX_SHAPES = 4
+#: Shapes whose calls are counted.
+MAX_COUNTED = 64
 
 
 def find_towers(model: Any) -> list[Any]:
@@ -27,22 +29,28 @@ def find_towers(model: Any) -> list[Any]:
 
 
 class TowerGraphs:
-    """A tower's graphs, one for each shape of pixels and each set of options; the last few are kept."""
+    """A tower's graphs, one for each shape of pixels and each set of options; the last few are kept.
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
+    What comes for the `seen`-th time is captured.
+    """
+
+    def __init__(self, forward: Callable[..., Any], seen: int) -> None:
+        self._forward, self._seen = forward, seen
+        self._calls: OrderedDict[Hashable, int] = OrderedDict()
         self._graphs: OrderedDict[Hashable, tuple[Tensor, Callable[[], Any]]] = OrderedDict()
         self._captured_weights: Hashable = None
 
     def get(
         self, pixels: Tensor, options: dict[str, Any], weights: Hashable, capture: Capture
-    ) -> tuple[Tensor, Callable[[], Any]]:
-        """The memory that a graph reads its pixels from, and its replay; captured on these pixels if it is new."""
+    ) -> tuple[Tensor, Callable[[], Any]] | None:
+        """The memory that a graph reads its pixels from, and its replay; None where it is not yet to be captured."""
         if self._captured_weights != weights:
             self._graphs.clear()
             self._captured_weights = weights
         key = (pixels.shape, pixels.dtype, tuple(sorted(options.items())))
         if key not in self._graphs:
+            if not self._is_due(key):
+                return None
             held = pixels.clone()
             while len(self._graphs) >= MAX_SHAPES:
                 self._graphs.popitem(last=False)
@@ -50,20 +58,23 @@ class TowerGraphs:
         self._graphs.move_to_end(key)
         return self._graphs[key]
 
+    def _is_due(self, key: Hashable) -> bool:
+        """Whether a call without a graph is to be captured; counts it."""
+        calls = self._calls.pop(key, 0) + 1
+        self._calls[key] = calls
+        while len(self._calls) > MAX_COUNTED:
+            self._calls.popitem(last=False)
+        return calls >= self._seen
 
-def tower_forward(
-    tower: Any,
-    original: Callable[..., Any],
-    get_capture: Callable[[], Capture | None],
-    on_failure: Callable[[Exception], None],
-) -> Callable[..., Any]:
+
+def tower_forward(tower: Any, original: Callable[..., Any], capturing: Capturing, seen: int) -> Callable[..., Any]:
     """A forward for the tower that replays graphs; calls that graphs do not cover go to the original."""
-    graphs = TowerGraphs(original)
+    graphs = TowerGraphs(original, seen)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        capture, options = get_capture(), dict(kwargs)
+        capture, options = capturing.capture(), dict(kwargs)
         pixels: Any = options.pop("pixel_values", None) if not args else args[0]
-        covered = len(args) <= 1 and _covers(pixels, options)
+        covered = len(args) <= 1 and _covers(pixels, options) and not torch.is_autocast_enabled(pixels.device.type)
         if capture is None or not covered or torch.is_grad_enabled() or tower.training:
             return original(*args, **kwargs)
         weights, hooked = inspect_module(tower)
@@ -71,12 +82,15 @@ def tower_forward(
             return original(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
             try:
-                held, replay = graphs.get(pixels, options, weights, capture)
+                graph = graphs.get(pixels, options, weights, capture)
             except RuntimeError as error:
-                on_failure(error)
-                return original(*args, **kwargs)
-            held.copy_(pixels)
-            return _copy_tensors(replay())  # the next replay overwrites what a graph returns
+                capturing.stop(error)
+                graph = None
+            if graph is not None:
+                held, replay = graph
+                held.copy_(pixels)
+                return _copy_tensors(replay())  # the next replay overwrites what a graph returns
+        return original(*args, **kwargs)
 
     forward.graphed = True  # type: ignore[attr-defined]
     return forward

@@ -171,7 +171,10 @@ def find_towers(model: Any, known: Collection[str] = (*TOWERS, *PATCH_TOWERS)) -
     if any(tower_settings(towers)):
         raise RuntimeError("model already has a CheaperTower: close that first.")
     if any(hasattr(tower.__dict__.get("forward"), "graphed") for tower in towers):
-        raise RuntimeError("model's vision tower runs as CUDA graphs, which would not see a CheaperTower: close those.")
+        raise RuntimeError(
+            "model's vision tower runs as CUDA graphs, which would not see a CheaperTower: start it before attach, or "
+            "attach(..., cuda_graphs=False)."
+        )
     return towers
 
 

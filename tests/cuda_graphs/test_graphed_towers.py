@@ -1,0 +1,170 @@
+"""Towers as graphs while the LLM runs as it does: what `attach` does on a GPU if nothing else is said."""
+
+import inspect
+
+import pytest
+import torch
+
+from tests.support import tiny_llava as tiny
+from tests.support.tape import capture_on_tape
+from vlprune import Script, attach, cuda_graphs
+from vlprune.cuda_graphs import GraphedModel, graphed_towers, use_cuda_graphs
+from vlprune.cuda_graphs.capture import Capturing
+from vlprune.cuda_graphs.graphed_towers import GraphedTowers, graph_towers
+from vlprune.vision import CheaperTower
+
+GREEDY = {"do_sample": False, "max_new_tokens": 3}
+
+
+@pytest.fixture
+def made():
+    """The functions that were captured."""
+    return []
+
+
+@pytest.fixture
+def capture(made):
+    def counted(function):
+        made.append(function)
+        return capture_on_tape(function)
+
+    return counted
+
+
+@pytest.fixture
+def on_any_device(monkeypatch, capture):
+    """`attach` takes every device for a GPU, and captures on tape."""
+    found = lambda model: graph_towers(model, capture)  # noqa: E731
+    monkeypatch.setattr(graphed_towers, "graph_towers", found)
+
+
+def pixels_of(processor, device, images=1, seed=1):
+    return tiny.inputs(processor, ["what ?"] * images, [1] * images, device, seed=seed)["pixel_values"]
+
+
+@torch.no_grad()
+def test_a_shape_is_captured_when_it_comes_again(model, processor, device, capture, made):
+    tower = model.model.vision_tower
+    one, two, pair = (pixels_of(processor, device, n, seed) for n, seed in ((1, 1), (1, 2), (2, 3)))
+    plain = [tower(pixels).last_hidden_state for pixels in (one, two, pair)]
+    with graph_towers(model, capture):
+        found, counts = [], []
+        for pixels in (one, pair, two, pair, one):
+            found.append(tower(pixels).last_hidden_state)
+            counts.append(len(made))
+    assert counts == [0, 0, 1, 2, 2]
+    for got, expected in zip(found, [0, 2, 1, 2, 0], strict=True):
+        assert torch.equal(got, plain[expected])  # the same kernels
+    assert "forward" not in tower.__dict__
+
+
+@torch.no_grad()
+def test_shapes_are_forgotten(model, processor, device, capture, made, monkeypatch):
+    from vlprune.cuda_graphs import vision_tower
+
+    monkeypatch.setattr(vision_tower, "MAX_COUNTED", 1)
+    tower = model.model.vision_tower
+    one, pair = pixels_of(processor, device), pixels_of(processor, device, 2)
+    with graph_towers(model, capture):
+        for pixels in (one, pair, one, pair):
+            tower(pixels)
+    assert not made
+
+
+def test_attach_does_so_by_default(model, processor, single, on_any_device, made):
+    """The answers are the same, the LLM is left alone, and all is given back."""
+    assert inspect.signature(attach).parameters["cuda_graphs"].default == "towers"
+    clip, tower = tiny.clip().to(model.device), model.model.vision_tower
+    seen = {}
+    for graphs in ("towers", False):
+        options = {"processor": processor, "dual_encoder": clip, "cache_bytes": 0, "cuda_graphs": graphs}
+        with attach(model, Script(keep=5), **options) as pruner:
+            out = [model.generate(**single, **GREEDY) for _ in range(3)]
+            seen[graphs] = [ids.tolist() for ids in out], pruner.last.kept.tolist()
+            assert isinstance(pruner.cuda_graphs, GraphedTowers) == (graphs == "towers")
+            assert "forward" not in model.get_decoder().__dict__
+        assert "forward" not in tower.__dict__
+    assert seen["towers"] == seen[False]
+    assert len(made) == 2, "the question's length, and the second call's pixels"
+
+
+def test_keeping_all_is_the_plain_model(model, processor, single, on_any_device, made):
+    options = {**GREEDY, "return_dict_in_generate": True, "output_logits": True}
+    plain = model.generate(**single, **options)
+    with attach(model, Script(keep=1.0, relevance="none"), processor=processor, cache_bytes=0):
+        outputs = [model.generate(**single, **options) for _ in range(3)]
+    assert len(made) == 1
+    for output in outputs:
+        assert torch.equal(torch.stack(output.logits), torch.stack(plain.logits))
+
+
+def test_nothing_on_a_cpu(model, device):
+    if device.type == "cuda":
+        pytest.skip("needs a model that is not on a GPU")
+    assert use_cuda_graphs(model, "towers") is None
+    assert use_cuda_graphs(model, False) is None
+
+
+def test_a_cheaper_tower_stays(model, single, processor, on_any_device, made):
+    with CheaperTower(model, merge=0.5), attach(model, Script(keep=5, relevance="none"), cache_bytes=0) as pruner:
+        for _ in range(2):
+            model.generate(**single, **GREEDY)
+        assert pruner.cuda_graphs is None
+    assert not made
+    with CheaperTower(model, merge=0.5), pytest.raises(RuntimeError, match="CheaperTower"):
+        GraphedModel(model)
+
+
+def test_graphs_that_are_there_already_stay(model, processor, single, on_any_device, made):
+    """A graph cannot be captured inside another."""
+    with GraphedModel(model, capture=capture_on_tape):
+        with attach(model, Script(keep=5, relevance="none"), cache_bytes=0) as pruner:
+            for _ in range(3):
+                model.generate(**single, **GREEDY)
+            assert pruner.cuda_graphs is None
+        assert hasattr(model.model.vision_tower.__dict__["forward"], "graphed")
+    assert not made
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("why", ["gradients", "training", "a hook", "accelerate", "autocast", "too many"])
+def test_what_is_not_covered(model, processor, device, capture, made, why):
+    tower, pixels = model.model.vision_tower, pixels_of(processor, device)
+    if why == "training":
+        tower.train()
+    elif why == "a hook":
+        tower.encoder.layers[0].register_forward_hook(lambda *_: None)
+    elif why == "accelerate":
+        tower.encoder.layers[0]._hf_hook = object()
+    elif why == "too many":
+        pixels = pixels.repeat(9, 1, 1, 1)
+    with graph_towers(model, capture):
+        for _ in range(3):
+            with torch.set_grad_enabled(why == "gradients"), torch.autocast(device.type, enabled=why == "autocast"):
+                tower(pixels)
+    assert not made
+
+
+@torch.no_grad()
+def test_a_capture_that_fails_is_told_once(model, processor, device):
+    def broken(function):
+        raise RuntimeError("no memory")
+
+    tower, pixels = model.model.vision_tower, pixels_of(processor, device)
+    plain = tower(pixels).last_hidden_state
+    with graph_towers(model, broken):
+        tower(pixels)
+        with pytest.warns(UserWarning, match=r"tower runs without CUDA graphs: .* \(no memory\)\.$"):
+            assert torch.equal(tower(pixels).last_hidden_state, plain)
+        assert torch.equal(tower(pixels).last_hidden_state, plain)  # a second warning would be an error
+
+
+def test_choices():
+    with pytest.raises(ValueError, match="cuda_graphs='llm': choose from False, 'towers', True and 'compile'"):
+        use_cuda_graphs(None, "llm")
+    assert set(cuda_graphs.CHOICES) == {False, "towers", True, "compile"}
+
+
+def test_capturing_on_a_cpu(model, device):
+    if device.type != "cuda":
+        assert Capturing(model, None, print).capture() is None

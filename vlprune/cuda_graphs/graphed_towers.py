@@ -1,0 +1,58 @@
+"""A model's vision tower and a pruner's text tower as CUDA graphs, whatever its LLM runs as."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from vlprune.cuda_graphs.capture import Capture, Capturing
+from vlprune.cuda_graphs.text_tower import TextTowerGraphs
+from vlprune.cuda_graphs.vision_tower import find_towers, tower_forward
+from vlprune.pruning.feature_cache import tower_settings
+from vlprune.pruning.patched_attributes import Patches
+
+
+class GraphedTowers:
+    """Makes the model's towers run as CUDA graphs, until `close()`: the kernels are the same, launched at once.
+
+    A shape of pixels is captured when it comes for the `seen`-th time. What graphs do not cover runs as before.
+    """
+
+    def __init__(self, model: Any, capturing: Capturing, seen: int = 1) -> None:
+        towers = find_towers(model)
+        if any(tower_settings(towers)):
+            raise RuntimeError("model has a CheaperTower, which runs without graphs: close that first.")
+        #: Embeds the questions of a pruner's dual encoder.
+        self.text_tower = TextTowerGraphs(model, capturing)
+        self._patches = Patches()
+        for tower in towers:
+            self._patches.add(tower, "forward", tower_forward(tower, tower.forward, capturing, seen))
+
+    def __enter__(self) -> GraphedTowers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Restore the towers, and free the graphs and their memory."""
+        self._patches.undo()
+        self.text_tower.clear()
+
+
+def graph_towers(model: Any, capture: Capture | None = None) -> GraphedTowers | None:
+    """The towers of a model on one GPU as graphs, each shape from its second call on; None where they cannot run so.
+
+    Nobody asked for it in particular: where it cannot be done, towers run as they do, and a warning comes only if
+    capturing fails. `capture` takes the place of CUDA's own, on any device.
+    """
+    if capture is None and model.device.type != "cuda":
+        return None
+    towers = find_towers(model)
+    if any(tower_settings(towers)) or any(hasattr(tower.__dict__.get("forward"), "graphed") for tower in towers):
+        return None
+
+    def warn(reason: str) -> None:
+        warnings.warn(f"vlprune: the vision tower runs without CUDA graphs: {reason}.", stacklevel=2)
+
+    return GraphedTowers(model, Capturing(model, capture, warn), seen=2)
