@@ -139,7 +139,8 @@ class Pruner:
         ForwardHooks(shortener, self._layer_cuts, state, unpruned).register(self._handles)
         self._cleanup.enter_context(calls_with_hooks(wrapper))
         self._cleanup.enter_context(without_stale_graphs(wrapper))
-        model.__dict__["generate"] = wrap_generate(model.generate, shortener, state, unpruned)
+        read_ahead = getattr(self.cuda_graphs, "read_ahead", None)  # of the LLM's graphs
+        model.__dict__["generate"] = wrap_generate(model.generate, shortener, state, unpruned, read_ahead)
 
     def _checked_positions(self, positions: str | None) -> str:
         found = self.family.positions[0] if positions is None else positions

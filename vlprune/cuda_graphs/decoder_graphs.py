@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ from vlprune.cuda_graphs.static_cache import DECODE, PREFILL, StaticKVCache, wri
 
 #: Arguments of the decoder that a graph sets itself; all others are options, which a graph is captured with.
 OWN_ARGUMENTS = ("inputs_embeds", "position_ids", "attention_mask", "past_key_values", "use_cache", "input_ids")
+#: Prompts are not read ahead any more after so many in a row that nobody asked for.
+MAX_MISSES = 3
 
 
 class NotCovered(Exception):
@@ -50,6 +52,27 @@ class DecoderGraph:
         self.replay: Callable[[], Tensor] = lambda: self.embeds
 
 
+class PromptCall(NamedTuple):
+    """What the decoder is called with beside the embeddings of a prompt without padding: the leading sizes of its
+    positions (..., L), and options."""
+
+    leading: tuple[int, ...]
+    options: dict[str, Any]
+
+
+class ReadAhead(NamedTuple):
+    """A prompt that was read before the decoder was called on it: the call, its embeddings (B, L, d), and the last
+    hidden states."""
+
+    call: PromptCall
+    embeds: Tensor
+    hidden: Tensor
+
+    def is_asked_by(self, call: PromptCall, embeds: Tensor) -> bool:
+        """Whether such a call of the decoder is for this prompt: embeddings are the same if their memory is."""
+        return call == self.call and embeds.data_ptr() == self.embeds.data_ptr() and embeds.shape == self.embeds.shape
+
+
 class DecoderGraphs:
     """Runs a decoder on prompts and tokens of `batch` rows as graphs, which share one cache of `slots` tokens.
 
@@ -74,6 +97,9 @@ class DecoderGraphs:
         self._is_token = torch.ones(batch, slots, dtype=torch.bool, device=device)  # False: the prompt's padding
         self._graphs: dict[Hashable, DecoderGraph] = {}
         self._padding_known = True
+        self._last_call: PromptCall | None = None
+        self._ahead: ReadAhead | None = None
+        self._misses = 0  # prompts in a row that were read ahead and that nobody asked for
 
     @property
     def graph_count(self) -> int:
@@ -81,9 +107,33 @@ class DecoderGraphs:
         return len(self._graphs)
 
     def reset(self) -> None:
-        """Empty the cache for another call of `generate`."""
-        self.cache.clear()
+        """Empty the cache for another call of `generate`, but for a prompt that has been read ahead of it."""
+        if self._ahead is None:
+            self.cache.clear()
+        self.cache.set_length(0)
         self._padding_known = True
+
+    def read_ahead(self, embeds: Tensor) -> None:
+        """Read a prompt (B, L, d) without padding, as the last such was read, before the decoder is called on it.
+
+        Nothing is done where there is no graph for it yet, or if it was in vain. The positions have to be 0 to L - 1.
+        """
+        last, length = self._last_call, embeds.shape[1]
+        if last is None or self._misses >= MAX_MISSES:
+            return
+        positions = torch.arange(length, device=embeds.device).expand(*last.leading, length)
+        if self._key(embeds, positions, bucket(length), True, False, last.options) not in self._graphs:
+            return
+        self._ahead = None
+        self.reset()
+        hidden = self.run({"inputs_embeds": embeds, "position_ids": positions, **last.options})
+        self._ahead = ReadAhead(last, embeds, hidden)
+
+    def forget_ahead(self) -> None:
+        """Forget a prompt that was read ahead and that nobody has asked for."""
+        if self._ahead is not None:
+            self._ahead = None
+            self._misses += 1
 
     def run(self, inputs: dict[str, Any]) -> Tensor:
         """The decoder's last hidden states (B, n, d) for its own arguments; raises `NotCovered`.
@@ -97,20 +147,31 @@ class DecoderGraphs:
         if embeds is None:
             raise NotCovered("the decoder is called without inputs_embeds")
         batch, length = embeds.shape[:2]
+        if positions is None:
+            positions = torch.arange(filled, filled + length, device=embeds.device)[None]
+        call = PromptCall(tuple(positions.shape[:-1]), options)
         if filled == 0:
+            ahead = self._ahead
+            if ahead is not None and mask is None and ahead.is_asked_by(call, embeds):
+                self._ahead, self._misses = None, 0
+                self.cache.set_length(length)
+                return ahead.hidden
+            if ahead is not None:
+                self.forget_ahead()
+                self.cache.clear()
             self._store_padding(mask, batch, length)
         self._check_covered(options, filled, length)
         padded = filled == 0 and mask is not None and not bool(mask.all())
-        if positions is None:
-            positions = torch.arange(filled, filled + length, device=embeds.device)[None]
         size = 1 if filled else bucket(length)
         graph = self._graph(embeds, positions, size, filled == 0, padded, options)
         graph.embeds[:, :length].copy_(embeds)
         graph.positions[..., :length].copy_(positions)
         self.cache.write_slot.fill_(filled)
-        hidden = graph.replay()
+        hidden = graph.replay()[:, :length]
         self.cache.set_length(filled + length)
-        return hidden[:, :length]
+        if filled == 0 and mask is None:
+            self._last_call = call
+        return hidden
 
     def _store_padding(self, mask: Any, batch: int, length: int) -> None:
         """Store which tokens of a prompt are padding, by its attention mask."""
@@ -136,7 +197,7 @@ class DecoderGraphs:
     ) -> DecoderGraph:
         """The graph for calls of this kind and of `size` tokens, captured on these inputs if there is none yet."""
         shape = (embeds.shape[0], size, embeds.shape[2])
-        key = (shape, embeds.dtype, positions.shape[:-1], prefill, padded, tuple(sorted(options.items())))
+        key = self._key(embeds, positions, size, prefill, padded, options)
         if key not in self._graphs:
             graph = DecoderGraph(embeds.new_zeros(shape), positions.new_zeros(*positions.shape[:-1], size))
             # values of the real kind: what is captured is also run, and what is compiled may look at them
@@ -151,6 +212,13 @@ class DecoderGraphs:
             graph.replay = self._capture(call)
             self._graphs[key] = graph
         return self._graphs[key]
+
+    @staticmethod
+    def _key(
+        embeds: Tensor, positions: Tensor, size: int, prefill: bool, padded: bool, options: dict[str, Any]
+    ) -> Hashable:
+        shape = (embeds.shape[0], size, embeds.shape[2])
+        return shape, embeds.dtype, positions.shape[:-1], prefill, padded, tuple(sorted(options.items()))
 
     def _run_decoder(self, graph: DecoderGraph, prefill: bool, padded: bool, options: dict[str, Any]) -> Tensor:
         """Call the decoder on a graph's memory: this is what is captured."""

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlprune.cuda_graphs.capture import Capture, Capturing, CompiledLayers, inspect_module
 from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs, NotCovered, capacity
@@ -77,6 +78,20 @@ class GraphedModel:
         """How many graphs of the decoder are held."""
         return sum(graphs.graph_count for graphs in self._decoder_graphs.values())
 
+    def read_ahead(self, embeds: Tensor, longest: int) -> None:
+        """Start to read a prompt (B, L, d) that `generate` will be called with, up to `longest` tokens with the answer.
+
+        The device reads it while `generate` gets ready on the host. The prompt has to be without padding, at positions
+        0 to L - 1. Nothing is done where its graph has not been captured yet.
+        """
+        graphs = self._decoder_graphs.get((len(embeds), capacity(longest - 1)))
+        if graphs is None or self._capturing.failure is not None:
+            return
+        weights, hooked = inspect_module(self._decoder)
+        if not hooked and weights == self._captured_weights:
+            with torch.inference_mode(False), torch.no_grad():
+                graphs.read_ahead(embeds)
+
     # --- what takes the place of the model's own functions ---
 
     def _wrap_generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,6 +101,8 @@ class GraphedModel:
                 output = original(*args, **kwargs)
             finally:
                 active, self._active = self._active, None
+                for graphs in self._decoder_graphs.values():
+                    graphs.forget_ahead()
             if active is not None and getattr(output, "past_key_values", None) is active.cache:
                 output.past_key_values = active.cache.to_dynamic(self._decoder.config)  # the next call overwrites ours
             return output

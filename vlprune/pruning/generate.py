@@ -15,6 +15,7 @@ from vlprune.pruning.generation_settings import (
     PromptStreamer,
     cache_length,
     generation_setting,
+    longest_text,
     padding_mask,
     required_token_ids,
     shift_lengths,
@@ -23,6 +24,8 @@ from vlprune.pruning.layout import layout_of, note_layout, shorten_companions
 from vlprune.pruning.positions import short_position_ids
 from vlprune.pruning.shorten import PromptShortener, ShortPrompt
 from vlprune.pruning.unpruned import UnprunedCalls
+
+ReadAhead = Callable[[Tensor, int], None]
 
 #: The attribute by which a wrapped `generate` is known.
 MARK = "vlprune"
@@ -34,9 +37,16 @@ def has_pruner(model: Any) -> bool:
 
 
 def wrap_generate(
-    original: Callable[..., Any], shortener: PromptShortener, state: CallState, unpruned: UnprunedCalls
+    original: Callable[..., Any],
+    shortener: PromptShortener,
+    state: CallState,
+    unpruned: UnprunedCalls,
+    read_ahead: ReadAhead | None = None,
 ) -> Callable[..., Any]:
-    """A `generate` that drops visual tokens; `state.generating` is its call while it runs, and others wait."""
+    """A `generate` that drops visual tokens; `state.generating` is its call while it runs, and others wait.
+
+    `read_ahead` is told of a short prompt, and how long it may become, before transformers gets ready for it.
+    """
     names = list(inspect.signature(original).parameters)
 
     @functools.wraps(original)
@@ -55,6 +65,8 @@ def wrap_generate(
                 short, arguments = _start_generate(shortener, state, kwargs)
             state.latest, state.generating = short, GenerateCall(short)
             try:
+                if read_ahead is not None:
+                    _read_ahead(read_ahead, shortener, short, arguments)
                 output = original(**arguments)
             finally:
                 state.generating = None
@@ -62,6 +74,22 @@ def wrap_generate(
 
     setattr(generate, MARK, True)
     return generate
+
+
+def _read_ahead(
+    read_ahead: ReadAhead, shortener: PromptShortener, short: ShortPrompt | None, arguments: dict[str, Any]
+) -> None:
+    """Tell of a short prompt of which the decoder will get embeddings alone, each row once, at positions from 0 on."""
+    if short is None or short.contents is None or short.contents.visual is not None or short.layer_plan is not None:
+        return
+    if shortener.positions != "renumbered" or short.layout.fillers:
+        return
+    if any(arguments.get(name) is not None for name in ("position_ids", "past_key_values")):
+        return
+    copies = [generation_setting(shortener.model, arguments, name) for name in ("num_beams", "num_return_sequences")]
+    longest = longest_text(shortener.model, arguments, short.layout.after)
+    if longest is not None and all(count in (None, 1) for count in copies):
+        read_ahead(short.contents.embeds, longest)
 
 
 def _start_generate(

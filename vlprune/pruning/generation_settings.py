@@ -49,6 +49,13 @@ def shift_lengths(model: Any, kwargs: dict[str, Any], shift: int) -> dict[str, A
     return changed
 
 
+def longest_text(model: Any, kwargs: dict[str, Any], prompt: int) -> int | None:
+    """The most tokens that a `generate` call with a prompt of so many may come to; None where it is not said."""
+    new = generation_setting(model, kwargs, "max_new_tokens")
+    longest = generation_setting(model, kwargs, "max_length") if new is None else prompt + new
+    return longest if isinstance(longest, int) else None
+
+
 def padding_mask(model: Any, kwargs: dict[str, Any], ids: Tensor) -> Tensor:
     """The mask that transformers infers: padding is what equals the pad token, unless that also ends a text."""
     pad, eos = (generation_setting(model, kwargs, name) for name in ("pad_token_id", "eos_token_id"))
