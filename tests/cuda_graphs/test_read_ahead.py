@@ -1,5 +1,7 @@
 """A short prompt is read by the device while `generate` gets ready on the host; answers are those without."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from tests.support.tape import capture_on_tape
 from vlprune import Script, attach
 from vlprune.cuda_graphs.capture import Capturing
 from vlprune.cuda_graphs.decoder_graphs import MAX_MISSES, DecoderGraphs
+from vlprune.measure import Clock
 from vlprune.pruning.generation_settings import longest_text
 
 OPTIONS = {"do_sample": False, "max_new_tokens": 4, "return_dict_in_generate": True, "output_logits": True}
@@ -150,6 +153,14 @@ def test_a_model_that_changes_the_embeddings(model, single, reads):
             alike(model.generate(**single, **OPTIONS), without)
     handle.remove()
     assert reads == ["here", *["ahead", "here"] * MAX_MISSES, "here"]
+
+
+def test_a_clock_times_the_prefill_by_itself(model, single, reads):
+    with attach(model, METHOD, cache_bytes=0, cuda_graphs=True) as pruner:
+        for clocked in (False, False, True, False):
+            with Clock(model, pruner) if clocked else nullcontext():
+                model.generate(**single, **OPTIONS)
+    assert reads == ["here", "ahead", "here", "ahead"]
 
 
 def test_longest_text(model):

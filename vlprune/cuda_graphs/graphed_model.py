@@ -54,6 +54,8 @@ class GraphedModel:
         self._decoder_graphs: OrderedDict[Hashable, DecoderGraphs] = OrderedDict()  # by batch size and cache size
         self._active: DecoderGraphs | None = None  # those of the `generate` that runs now
         self._captured_weights: Hashable = None
+        #: Whether short prompts are read while `generate` gets ready; False to time the parts of a call by themselves.
+        self.reads_ahead = True
         self._patches = Patches()
         self._original_forward: Callable[..., Any] = self._decoder.forward
         self._patches.add(self._decoder, "forward", self._wrap_forward(self._original_forward))
@@ -85,7 +87,7 @@ class GraphedModel:
         0 to L - 1. Nothing is done where its graph has not been captured yet.
         """
         graphs = self._decoder_graphs.get((len(embeds), capacity(longest - 1)))
-        if graphs is None or self._capturing.failure is not None:
+        if graphs is None or not self.reads_ahead or self._capturing.failure is not None:
             return
         weights, hooked = inspect_module(self._decoder)
         if not hooked and weights == self._captured_weights:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from vlprune.pruning.patched_attributes import Patches
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -67,6 +69,7 @@ class Clock:
     def __init__(self, model: Any, pruner: Any = None) -> None:
         self._model, self._pruner = model, pruner
         self._handles: list[Any] = []
+        self._patches = Patches()
         self._vision = self._began = self._prefill_began = self._vision_began = 0.0
         self._prefill_ended: float | None = None
         self.prompt: tuple[int, int] = (0, 0)
@@ -82,6 +85,9 @@ class Clock:
         self._handles.append(decoder.register_forward_pre_hook(self._prefill_starts, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._forward_stops))
         self._vision, self._prefill_ended = 0.0, None
+        graphs = getattr(self._pruner, "cuda_graphs", None)
+        if hasattr(graphs, "reads_ahead"):  # else the device would read the prompt before the prefill
+            self._patches.add(graphs, "reads_ahead", False)
         self._began = self._now()
         return self
 
@@ -89,6 +95,7 @@ class Clock:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._patches.undo()
         if kind is not None:
             return
         ended = self._now()
