@@ -249,7 +249,10 @@ def test_figures_are_those_of_the_tables():
         assert scored[3].startswith(f"{right[i][0]} [")
         assert f"`{name}` {right[i][1]} [" in (ROOT / "docs/results.md").read_text(encoding="utf-8")
         next_7b = "LLaVA-NeXT-7B, 2,880 → 320"
-        first = [times(row_of("performance.md", f"{next_7b} | runs as", f"`{title}`", way)[-1]) for way in ("graphs", "towers")]
+        first = [
+            times(row_of("performance.md", f"{next_7b} | runs as", f"`{title}`", way)[-1])
+            for way in ("graphs", "towers")
+        ]
         assert token[i] == [f"{found:.1f}" for found in first]
         eager, graphs = map(times, row_of("performance.md", f"{next_7b} | FLOPs, T: here, *paper*", title)[2:4])
         assert prefill[i] == [f"{graphs:.1f}", f"{eager:.1f}"]

@@ -323,6 +323,16 @@ def test_a_recording_answers_for_its_own_inputs():
             assert torch.equal(result.relevance, want.relevance)
 
 
+def test_the_recordings_used_longest_ago_are_forgotten():
+    kinds = OrderedDict((i, replay.Kind(1)) for i in range(replay.KEPT + 3))
+    replay._forget_old(kinds)
+    assert list(kinds) == list(range(3, replay.KEPT + 3))
+    kinds = OrderedDict((i, replay.Kind(replay.HELD // 4)) for i in range(6))
+    kinds.move_to_end(0)
+    replay._forget_old(kinds)
+    assert list(kinds) == [3, 4, 5, 0]
+
+
 @needs_gpu
 def test_inputs_that_stay_where_they_are_are_read_in_place():
     replay._kinds.clear()

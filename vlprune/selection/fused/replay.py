@@ -22,8 +22,8 @@ from .device_errors import fault_word
 SMALL = 1 << 26
 """Bytes of features and kernel matrix up to which a selection is replayed."""
 
-KEPT = 8
-"""Kinds of call, by shapes and settings, whose recordings are held: the latest used."""
+KEPT, HELD = 256, 8 * SMALL
+"""The kinds of call, by shapes and settings, whose recordings are held, the latest used, and their bytes."""
 
 STEADY = 4
 """Calls in a row with inputs at the same addresses before they are read in place: a recording costs a few calls."""
@@ -40,8 +40,9 @@ class Recording:
 
 @dataclass
 class Kind:
-    """Calls of the same shapes and settings."""
+    """Calls of the same shapes and settings, whose features and kernel matrix have `size` bytes."""
 
+    size: int
     copying: Recording | None = None
     in_place: Recording | None = None
     addresses: tuple[int, ...] = ()  # of the latest call's inputs
@@ -69,9 +70,8 @@ def replayed(
         fault_word(x.device)
         kind = _kinds.get(key)
         if kind is None:  # the first call compiles the kernels, which cannot be recorded
-            _kinds[key] = Kind()
-            if len(_kinds) > KEPT:
-                _kinds.popitem(last=False)
+            _kinds[key] = Kind(size)
+            _forget_old(_kinds)
             return function(**tensors, **settings)
         _kinds.move_to_end(key)
         given = [tensor for tensor in tensors.values() if tensor is not None]
@@ -82,6 +82,12 @@ def replayed(
                     inside.copy_(outside, non_blocking=True)
         recording.graph.replay()
         return _copy(recording.result)
+
+
+def _forget_old(kinds: OrderedDict[Any, Kind]) -> None:
+    """Forget the kinds that were used longest ago, until the rest may be held."""
+    while len(kinds) > KEPT or sum(kind.size for kind in kinds.values()) > HELD:
+        kinds.popitem(last=False)
 
 
 def _recording(
