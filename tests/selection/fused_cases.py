@@ -2,6 +2,7 @@
 
 import itertools
 import os
+from collections import OrderedDict
 
 import pytest
 import torch
