@@ -27,6 +27,8 @@ from vlprune.measure.architectures import get_architecture
 from vlprune.measure.efficiency import describe_machine, measure_efficiency
 from vlprune.measure.efficiency_report import RUNTIMES
 
+#: Ways in which the LLM runs otherwise.
+LLM_WAYS = {name: way for name, way in WAYS.items() if way in RUNTIMES}
 GREEDY = {"do_sample": False, "return_dict_in_generate": True, "output_logits": True}
 
 
@@ -105,7 +107,7 @@ def check_rounding(device: str) -> dict:
     for keep in (64, 1.0):
         wide = {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
         _, truth = generate(exact, wide, Random(keep=keep), False, 1)  # Random: the same tokens in both
-        for title, way in WAYS.items():
+        for title, way in LLM_WAYS.items():
             _, found = generate(model, inputs, Random(keep=keep), way, 1)
             errors[f"{title}, keep={keep}"] = error = ((found - truth).norm() / truth.norm()).item()
             print(f"four layers, bf16, keep={keep}, {RUNTIMES[way]}: logits are {error:.2e} from float32's")
@@ -151,13 +153,13 @@ def measure_model(name: str, ways, rates, args) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--models", nargs="+", default=LLAVAS, choices=PUBLISHED)
-    parser.add_argument("--ways", nargs="+", default=["eager", "graphs", "compile"], choices=list(WAYS))
+    parser.add_argument("--ways", nargs="+", default=list(LLM_WAYS), choices=list(LLM_WAYS))
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--new", type=int, default=9, help="new tokens; 1 leaves decoding out")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", help="write the figures there too")
     args = parser.parse_args()
-    ways = [WAYS[way] for way in args.ways]
+    ways = [LLM_WAYS[way] for way in args.ways]
     warnings.filterwarnings("error", message="vlprune: without CUDA graphs")  # figures must be what they say
     rates = measure_rates(args.device)
     name = torch.cuda.get_device_name(args.device)

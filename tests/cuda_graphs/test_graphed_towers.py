@@ -146,6 +146,17 @@ def test_what_is_not_covered(model, processor, device, capture, made, why):
 
 
 @torch.no_grad()
+def test_a_compiled_tower_is_left_to_the_compiler(model, processor, device, capture, made):
+    tower, pixels = model.model.vision_tower, pixels_of(processor, device)
+    plain = tower(pixels).last_hidden_state
+    with graph_towers(model, capture):
+        compiled = torch.compile(tower, backend="eager")
+        for _ in range(3):
+            assert torch.equal(compiled(pixels).last_hidden_state, plain)
+    assert not made
+
+
+@torch.no_grad()
 def test_a_capture_that_fails_is_told_once(model, processor, device):
     def broken(function):
         raise RuntimeError("no memory")

@@ -72,6 +72,8 @@ def tower_forward(tower: Any, original: Callable[..., Any], capturing: Capturing
     graphs = TowerGraphs(original, seen)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
         capture, options = capturing.capture(), dict(kwargs)
         pixels: Any = options.pop("pixel_values", None) if not args else args[0]
         covered = len(args) <= 1 and _covers(pixels, options) and not torch.is_autocast_enabled(pixels.device.type)
