@@ -155,6 +155,25 @@ def test_a_model_that_changes_the_embeddings(model, single, reads):
     assert reads == ["here", *["ahead", "here"] * MAX_MISSES, "here"]
 
 
+def test_a_model_that_counts_from_one(model, single, reads):
+    """As PaliGemma does; such prompts are read when they are asked for."""
+    decoder = model.get_decoder()
+
+    def count(module, args, kwargs):
+        if kwargs.get("position_ids") is not None:
+            return args, {**kwargs, "position_ids": kwargs["position_ids"] + 1}
+        return None
+
+    handle = decoder.register_forward_pre_hook(count, with_kwargs=True)
+    with attach(model, METHOD, cache_bytes=0):
+        without = model.generate(**single, **OPTIONS)
+    with attach(model, METHOD, cache_bytes=0, cuda_graphs=True):
+        for _ in range(2):
+            alike(model.generate(**single, **OPTIONS), without)
+    handle.remove()
+    assert reads == ["here", "here"]
+
+
 def test_a_clock_times_the_prefill_by_itself(model, single, reads):
     with attach(model, METHOD, cache_bytes=0, cuda_graphs=True) as pruner:
         for clocked in (False, False, True, False):

@@ -50,6 +50,23 @@ class DecoderGraph:
     def __init__(self, embeds: Tensor, positions: Tensor) -> None:
         self.embeds, self.positions = embeds, positions
         self.replay: Callable[[], Tensor] = lambda: self.embeds
+        self._length = 0
+        self._from_zero: bool | None = None
+
+    def read(self, embeds: Tensor, positions: Tensor) -> Tensor:
+        """The last hidden states (B, n, d) of n tokens."""
+        self._length = length = embeds.shape[1]
+        self.embeds[:, :length].copy_(embeds)
+        self.positions[..., :length].copy_(positions)
+        return self.replay()[:, :length]
+
+    def counts_from_zero(self) -> bool:
+        """Whether the positions of the latest prompt do, when first asked; waits for the device, once."""
+        if self._from_zero is None:
+            positions = self.positions[..., : self._length]
+            counted = torch.arange(self._length, device=positions.device)
+            self._from_zero = torch.equal(positions, counted.expand_as(positions))
+        return self._from_zero
 
 
 class PromptCall(NamedTuple):
@@ -116,13 +133,15 @@ class DecoderGraphs:
     def read_ahead(self, embeds: Tensor) -> None:
         """Read a prompt (B, L, d) without padding, as the last such was read, before the decoder is called on it.
 
-        Nothing is done where there is no graph for it yet, or if it was in vain. The positions have to be 0 to L - 1.
+        Nothing is done where there is no graph for it yet, where such prompts do not count from position 0, or if it
+        was in vain.
         """
         last, length = self._last_call, embeds.shape[1]
         if last is None or self._misses >= MAX_MISSES:
             return
         positions = torch.arange(length, device=embeds.device).expand(*last.leading, length)
-        if self._key(embeds, positions, bucket(length), True, False, last.options) not in self._graphs:
+        graph = self._graphs.get(self._key(embeds, positions, bucket(length), True, False, last.options))
+        if graph is None or not graph.counts_from_zero():
             return
         self._ahead = None
         self.reset()
@@ -164,10 +183,8 @@ class DecoderGraphs:
         padded = filled == 0 and mask is not None and not bool(mask.all())
         size = 1 if filled else bucket(length)
         graph = self._graph(embeds, positions, size, filled == 0, padded, options)
-        graph.embeds[:, :length].copy_(embeds)
-        graph.positions[..., :length].copy_(positions)
         self.cache.write_slot.fill_(filled)
-        hidden = graph.replay()[:, :length]
+        hidden = graph.read(embeds, positions)
         self.cache.set_length(filled + length)
         if filled == 0 and mask is None:
             self._last_call = call
