@@ -1,9 +1,20 @@
 """Towers as graphs while the LLM runs as it does: what `attach` does on a GPU if nothing else is said."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import (
+    Dinov2Config,
+    Dinov2Model,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersModel,
+    InternVLVisionConfig,
+    InternVLVisionModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
 
 from tests.support import tiny_llava as tiny
 from tests.support.tape import capture_on_tape
@@ -56,6 +67,35 @@ def test_a_shape_is_captured_when_it_comes_again(model, processor, device, captu
     for got, expected in zip(found, [0, 2, 1, 2, 0], strict=True):
         assert torch.equal(got, plain[expected])  # the same kernels
     assert "forward" not in tower.__dict__
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+KINDS = {
+    "dinov2": lambda: Dinov2Model(Dinov2Config(**SIZES, image_size=28, patch_size=14)),
+    "registers": lambda: Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**SIZES, image_size=28, patch_size=14)),
+    "internvl": lambda: InternVLVisionModel(
+        InternVLVisionConfig(**SIZES, intermediate_size=32, image_size=[28, 28], patch_size=[14, 14])
+    ),
+    "siglip": lambda: SiglipVisionModel(
+        SiglipVisionConfig(**SIZES, intermediate_size=32, image_size=28, patch_size=14)
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_towers_of_other_kinds(kind, device, capture, made):
+    torch.manual_seed(0)
+    tower = KINDS[kind]().to(device).eval()
+    base = torch.nn.Module()
+    base.vision_tower = tower
+    pixels = [torch.randn(2, 3, 28, 28, device=device) for _ in range(3)]
+    plain = [tower(pixel_values=one, output_hidden_states=True).hidden_states for one in pixels]
+    with graph_towers(SimpleNamespace(base_model=base, device=device), capture):
+        found = [tower(pixel_values=one, output_hidden_states=True).hidden_states for one in pixels]
+    assert len(made) == 1
+    for got, expected in zip(found, plain, strict=True):
+        assert torch.equal(torch.stack(got), torch.stack(expected))
 
 
 @torch.no_grad()

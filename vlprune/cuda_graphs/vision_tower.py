@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from vlprune.cuda_graphs.capture import Capture, Capturing, inspect_module
 
 #: Towers whose forward a graph can hold: others read sizes on the host.
-TOWERS = ("clip_vision_model", "siglip_vision_model")
+TOWERS = ("clip_vision_model", "siglip_vision_model", "internvl_vision", "dinov2", "dinov2_with_registers")
 #: More images than these fill the GPU, so that launches are no longer what takes the time.
 MAX_IMAGES = 8
 #: Shapes of pixels whose graphs are kept.
