@@ -29,9 +29,9 @@ class Speed(NamedTuple):
 
 #: The rows of "What it takes" in docs/performance.md, by the model's name there; pruned by Script.
 SPEEDS = {
-    "LLaVA-1.5-7B": Speed(Pair(37.2, 40.8), Pair(21.9, 22.1), Pair(25.7, 19.5), Pair(6.3, 6.3)),
-    "LLaVA-NeXT-7B": Speed(Pair(105, 40.6), Pair(26.6, 29.2), Pair(89.1, 27.6), Pair(7.1, 6.3)),
-    "LLaVA-Video-7B": Speed(Pair(511, 246), Pair(19.1, 21.1), Pair(489, 241), Pair(14.2, 6.9)),
+    "LLaVA-1.5-7B": Speed(Pair(60.4, 64.6), Pair(37.7, 36.4), Pair(25.5, 16.4), Pair(6.4, 6.3)),
+    "LLaVA-NeXT-7B": Speed(Pair(104, 41.0), Pair(23.4, 22.5), Pair(88.9, 27.7), Pair(7.3, 6.5)),
+    "LLaVA-Video-7B": Speed(Pair(507, 161), Pair(22.5, 28.1), Pair(485, 148), Pair(14.4, 7.4)),
 }
 
 
