@@ -18,6 +18,7 @@ from transformers import (
 
 from tests.support import tiny_llava as tiny
 from tests.support.tape import capture_on_tape
+from tests.support.versions import needs_compile
 from vlprune import Script, attach, cuda_graphs
 from vlprune.cuda_graphs import GraphedModel, graphed_towers, use_cuda_graphs
 from vlprune.cuda_graphs.capture import Capturing, CudaGraphCapture
@@ -188,6 +189,7 @@ def test_what_is_not_covered(model, processor, device, capture, made, why):
     assert not made
 
 
+@needs_compile
 @torch.no_grad()
 def test_a_compiled_tower_is_left_to_the_compiler(model, processor, device, capture, made):
     tower, pixels = model.model.vision_tower, pixels_of(processor, device)
