@@ -12,21 +12,20 @@ if TYPE_CHECKING:
     from vlprune.cuda_graphs.graphed_model import GraphedModel
     from vlprune.cuda_graphs.graphed_towers import GraphedTowers
 
-__all__ = ["CHOICES", "GraphedModel", "use_cuda_graphs"]
-
-#: What `attach(..., cuda_graphs=)` takes: nothing, the towers alone, the LLM too, and its layers compiled.
-CHOICES = (False, "towers", True, "compile")
+__all__ = ["GraphedModel", "use_cuda_graphs"]
 
 
 def use_cuda_graphs(model: Any, cuda_graphs: bool | str) -> GraphedModel | GraphedTowers | None:
-    """Start what `attach(..., cuda_graphs=)` asks for; "towers" is nothing where they cannot run so.
+    """Start what `attach(..., cuda_graphs=)` asks for: nothing (False), the towers alone, the LLM too (True), compiled.
+
+    None where nothing is to run as graphs, or where towers cannot.
 
     >>> use_cuda_graphs(None, "fast")
     Traceback (most recent call last):
     ...
     ValueError: cuda_graphs='fast': choose from False, 'towers', True and 'compile'.
     """
-    if cuda_graphs not in CHOICES:
+    if cuda_graphs not in (False, "towers", True, "compile"):
         raise ValueError(f"cuda_graphs={cuda_graphs!r}: choose from False, 'towers', True and 'compile'.")
     if not cuda_graphs:
         return None

@@ -127,7 +127,8 @@ class DecoderGraphs:
         """Empty the cache for another call of `generate`, but for a prompt that has been read ahead of it."""
         if self._ahead is None:
             self.cache.clear()
-        self.cache.set_length(0)
+        else:
+            self.cache.set_length(0)
         self._padding_known = True
 
     def read_ahead(self, embeds: Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.cuda_graphs.capture import Capture, Capturing, CompiledLayers, inspect_module
+from vlprune.cuda_graphs.capture import Capture, Capturing, CompiledLayers, ModuleState, inspect_module
 from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs, NotCovered, capacity
 from vlprune.cuda_graphs.fused_modules import FusedModules
 from vlprune.cuda_graphs.graphed_towers import GraphedTowers
@@ -53,6 +53,7 @@ class GraphedModel:
         self._fused_modules: FusedModules | None = None
         self._decoder_graphs: OrderedDict[Hashable, DecoderGraphs] = OrderedDict()  # by batch size and cache size
         self._active: DecoderGraphs | None = None  # those of the `generate` that runs now
+        self._inspected: ModuleState | None = None  # of the decoder, in that call
         self._captured_weights: Hashable = None
         #: Whether short prompts are read while `generate` gets ready; False to time the parts of a call by themselves.
         self.reads_ahead = True
@@ -89,8 +90,8 @@ class GraphedModel:
         graphs = self._decoder_graphs.get((len(embeds), capacity(longest - 1)))
         if graphs is None or not self.reads_ahead or self._capturing.failure is not None:
             return
-        weights, hooked = inspect_module(self._decoder)
-        if not hooked and weights == self._captured_weights:
+        self._inspected = inspect_module(self._decoder)
+        if not self._inspected.hooked and self._inspected.weight_addresses == self._captured_weights:
             with torch.inference_mode(False), torch.no_grad():
                 graphs.read_ahead(embeds)
 
@@ -102,7 +103,7 @@ class GraphedModel:
             try:
                 output = original(*args, **kwargs)
             finally:
-                active, self._active = self._active, None
+                active, self._active, self._inspected = self._active, None, None
                 for graphs in self._decoder_graphs.values():
                     graphs.forget_ahead()
             if active is not None and getattr(output, "past_key_values", None) is active.cache:
@@ -121,7 +122,7 @@ class GraphedModel:
         max_cache_length: int,
     ) -> Any:
         """Hand `generate` our cache, or, where graphs do not cover the call, the one that transformers makes."""
-        weights, hooked = inspect_module(self._decoder)
+        weights, hooked = self._inspected or inspect_module(self._decoder)
         reason = self._reason_against_graphs(generation_config, model_kwargs, generation_mode, hooked)
         if reason is None:
             batch = batch_size * (generation_config.num_return_sequences or 1)
