@@ -153,9 +153,11 @@ def test_script_plus(seed, n, sign, data):
     chosen = get_method("script_plus", keep=m).select(view, query)
     for b in range(2):
         image = floats(view.features[b]), floats(query.image[b]), floats(query.text[b, 0])
-        order = reference.script_plus(*image, sign, m)
-        assert chosen.order[b].tolist() == order
-        check(chosen, b, view, (sorted(order), {}))
+        order = reference.script_plus(*image, sign, m, view.grid)
+        told = int((chosen.gains[b] > 1e-5).sum())  # what adds less ties with what adds nothing
+        assert chosen.order[b, :told].tolist() == order[:told]
+        if told == m:
+            check(chosen, b, view, (sorted(order), {}))
 
 
 @EXACT

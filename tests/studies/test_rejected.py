@@ -5,7 +5,7 @@ import torch
 
 from vlprune import ScriptPlus
 from vlprune.selection import graph_scores, greedy_map_features
-from vlprune.studies.rejected import ByBatch, ByQuarter, GraphWeight, QuarterUnasked, cells_of_two
+from vlprune.studies.rejected import ByBatch, ByQuarter, QuarterUnasked, TokenGraphWeight
 from vlprune.types import Query, TokenView
 
 
@@ -25,7 +25,6 @@ def test_what_changes_nothing_is_the_default(keep):
     view, query = view_and_query(B=1)
     usual = default_kept(view, query, keep)
     assert torch.equal(ByBatch(keep).select(view, query).kept, usual)
-    assert torch.equal(GraphWeight(keep, weight=0.0).select(view, query).kept, usual)
     assert torch.equal(QuarterUnasked(3).select(view, query).kept, default_kept(view, query, 3))  # no whole quarter
     assert not torch.equal(default_kept(view, query, 9, power=0.25), default_kept(view, query, 9))
 
@@ -44,51 +43,29 @@ def test_every_quarter_has_its_part_by_the_default_greedy():
     quarters = kept // 6 // 3 * 2 + kept % 6 // 3
     assert [[row.count(q) for q in range(4)] for row in quarters.tolist()] == [[3] * 4] * 2
     at = [6 * row + column for row in range(3) for column in range(3)]
-    relevance = ScriptPlus().relevance_scores(view, query)[:, at] ** ScriptPlus.power
-    first = torch.tensor(at)[greedy_map_features(view.features[:, at], relevance, 3)]
+    weights = ScriptPlus(keep=9).select(view, query).scores[:, at]
+    first = torch.tensor(at)[greedy_map_features(view.features[:, at], weights, 3)]
     assert torch.equal(kept[quarters == 0].view(2, 3), first.sort(dim=1).values)
 
 
-@pytest.mark.parametrize("weight", [0.5, 1.0])
-def test_redundancy_takes_weight(weight):
+def test_the_graph_of_single_tokens_takes_weight():
     view, query = view_and_query()
-    found = GraphWeight(9, weight=weight).select(view, query)
+    found = TokenGraphWeight(9).select(view, query)
     s = graph_scores(view.features).clamp(min=0)
-    factor = found.scores / found.relevance.clamp(min=1e-9)
     for b in range(2):
         for token in range(36):
-            wanted = 1 - weight + weight / (1 + s[b, token] / s[b].median())
-            assert found.relevance[b, token] == 0 or factor[b, token] == pytest.approx(float(wanted), rel=1e-4)
+            factor = 1 / (1 + s[b, token] / max(1.0, s[b].median()))
+            wanted = found.relevance[b, token] ** ScriptPlus.power * factor
+            assert found.scores[b, token] == pytest.approx(float(wanted), rel=1e-4)
+    assert torch.equal(found.kept, greedy_map_features(view.features, found.scores, 9).sort(dim=1).values)
 
 
 def test_an_image_without_redundancy():
     """Tokens that are like no other: the median is 0, and nothing is divided by it."""
     tokens = torch.eye(16)[None]
     query = Query(tokens, torch.rand(1, 1, 16, generator=torch.Generator().manual_seed(0)), 1, "llm", ("?",))
-    found = GraphWeight(4).select(TokenView(tokens, (4, 4)), query)
-    assert found.scores.isfinite().all()
-    assert torch.equal(found.kept, default_kept(TokenView(tokens, (4, 4)), query, 4))
-
-
-@pytest.mark.parametrize("shape", [(4, 6), (5, 7), (1, 9), (1, 1)])
-def test_cells_have_two_rows_and_columns(shape):
-    rows, columns = shape
-    cells = cells_of_two(shape).view(shape)
-    assert sorted(set(cells.flatten().tolist())) == list(range(-(-rows // 2) * -(-columns // 2)))
-    for row in range(rows):
-        for column in range(columns):
-            same = (cells == cells[row, column]).nonzero().tolist()
-            top, left = row // 2 * 2, column // 2 * 2
-            assert same == [[r, c] for r in range(top, min(top + 2, rows)) for c in range(left, min(left + 2, columns))]
-
-
-def test_across_scales_the_means_meet_in_the_graph():
-    view, query = view_and_query(rows=5, columns=7)
-    wide = GraphWeight(9, across_scales=True)
-    cells = cells_of_two((5, 7))
-    means = torch.stack([view.features[:, cells == cell].mean(1) for cell in range(12)], dim=1)
-    assert torch.allclose(wide.redundancy(view), graph_scores(means).clamp(min=0)[:, cells], atol=1e-5)
-    assert not torch.equal(wide.select(view, query).kept, GraphWeight(9).select(view, query).kept)
+    found = TokenGraphWeight(4).select(TokenView(tokens, (4, 4)), query)
+    assert torch.equal(found.scores, found.relevance**ScriptPlus.power)
 
 
 def test_the_last_quarter_does_without_the_question():

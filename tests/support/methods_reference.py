@@ -52,7 +52,7 @@ def attention_top_k(attention, m):
     return sorted(ranked(attention)[:m])
 
 
-def graph_only(tokens, m, tau, gamma):
+def redundancy(tokens, tau=0.3, gamma=5.0):
     scores = []
     for i, token in enumerate(tokens):
         met = [cosine(token, other) for j, other in enumerate(tokens) if j % 2 != i % 2]
@@ -61,7 +61,11 @@ def graph_only(tokens, m, tau, gamma):
             scores.append(len(edges) * math.exp(gamma * (sum(edges) / len(edges) - tau)))
         else:
             scores.append(sum(met) / len(met) if met else 0.0)
-    return sorted(ranked([-score for score in scores])[:m])
+    return scores
+
+
+def graph_only(tokens, m, tau, gamma):
+    return sorted(ranked([-score for score in redundancy(tokens, tau, gamma)])[:m])
 
 
 def greedy_map(tokens, r, m):
@@ -96,8 +100,22 @@ def script(tokens, image, question, sign, m):
     return sorted([*both, *order[m:]][:m])
 
 
-def script_plus(tokens, image, question, sign, m, power=1.25):
-    return greedy_map(tokens, [value**power for value in relevance(image, question, sign)], m)
+def graph_weights(tokens, grid):
+    """1 / (1 + s / median of s) for each token; s is the redundancy of the mean of its 2 × 2 neighbours, from 0 on."""
+    rows, columns = grid
+    cells = {}
+    for i in range(rows * columns):
+        cells.setdefault((i // columns // 2, i % columns // 2), []).append(i)
+    s = [max(score, 0.0) for score in redundancy([mean([tokens[i] for i in cell]) for cell in cells.values()])]
+    middle = max(1.0, sorted(s)[(len(s) - 1) // 2])
+    weights = {i: 1.0 / (1.0 + score / middle) for score, cell in zip(s, cells.values()) for i in cell}
+    return [weights[i] for i in range(rows * columns)]
+
+
+def script_plus(tokens, image, question, sign, m, grid, power=1.25):
+    """Relevance to the power, times what the graph of the 2 × 2 means leaves of it."""
+    asked = [value**power for value in relevance(image, question, sign)]
+    return greedy_map(tokens, [a * g for a, g in zip(asked, graph_weights(tokens, grid))], m)
 
 
 def random(n, m, seed):

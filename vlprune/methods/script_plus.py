@@ -8,24 +8,26 @@ from torch import Tensor
 from vlprune.budget import Budget
 from vlprune.methods.registry import register_method
 from vlprune.methods.script import Script
-from vlprune.selection import evidence_trust, relevance_evidence, trusted_relevance
+from vlprune.selection import evidence_trust, graph_weights, relevance_evidence, trusted_relevance
 from vlprune.types import Query, Selection, TokenView
 
 
 @register_method
 @dataclass(frozen=True)
 class ScriptPlus(Script):
-    """Script as we would use it: no graph, relevance that weighs a little more, and budgets that follow the image.
+    """Script as we would use it: a graph that weighs instead of striking out, and budgets that follow the image.
 
     It is no published method: docs/script-plus.md says what was tried. The fields are `Script`'s, with these changes.
-    `fusion` is "released": the greedy alone. Relevance is raised to `power` before it weighs tokens: from 1, as in the
-    paper, towards the most relevant tokens only. `trust` says how far it counts: 1, 0 (as without a question), or
-    between; "image" takes it from each image's own map (`vlprune.selection.relevance_evidence`). With
-    `Budget(adaptive=..., mean=...)` an image that is soon told keeps fewer tokens than a crowded one. `tau` may be
+    `fusion` is "released": the greedy decides alone. It weighs tokens by relevance to the `power`: from 1, as in the
+    paper, towards the most relevant tokens only. What the graph finds redundant weighs less, as far as `graph_weight`
+    says: from 0, where the graph has no say, to 1 (`vlprune.selection.graph_weights`). `trust` says how far both count:
+    1, 0 (as without a question), or between; "image" takes it from each image's own map of relevance
+    (`vlprune.selection.relevance_evidence`). Without a question every token weighs the same.
+    With `Budget(adaptive=..., mean=...)` an image that is soon told keeps fewer tokens than a crowded one. `tau` may be
     "otsu" or "quantile": each image's own threshold.
 
-    >>> ScriptPlus(keep=64).fusion, ScriptPlus(keep=64).power
-    ('released', 1.25)
+    >>> ScriptPlus(keep=64).fusion, ScriptPlus(keep=64).power, ScriptPlus(keep=64).graph_weight
+    ('released', 1.25, 1.0)
     >>> ScriptPlus(power=-1.0)
     Traceback (most recent call last):
     ...
@@ -34,6 +36,7 @@ class ScriptPlus(Script):
 
     fusion: str = "released"
     power: float = 1.25
+    graph_weight: float = 1.0
     trust: float | str = 1.0
 
     name: ClassVar[str] = "script_plus"
@@ -43,26 +46,34 @@ class ScriptPlus(Script):
         super().__post_init__()
         if not 0.0 <= self.power <= 16.0:
             raise ValueError(f"power={self.power}: an exponent of relevance, from 0 to 16.")
+        if not 0.0 <= self.graph_weight <= 1.0:
+            raise ValueError(f"graph_weight={self.graph_weight}: a share from 0 to 1.")
         if self.trust != "image" and (isinstance(self.trust, str) or not 0.0 <= self.trust <= 1.0):
             raise ValueError(f"trust={self.trust!r}: a share from 0 to 1, or 'image'.")
         if self.fusion == "supplement" and Budget.of(self.keep).adaptive is not None:
             raise ValueError("fusion='supplement': it chooses all at once, so an adaptive budget does not go with it.")
 
     def choose(self, view: TokenView, query: Query | None, m: int, *, relevance: Tensor | None = None) -> Selection:
-        """As Script does, with relevance as far as it is trusted and raised to `power`; it is shown as it was."""
+        """As Script does, by what each token weighs (`weights`); relevance is shown as it was."""
         if relevance is None:
             relevance = self.relevance_scores(view, query)
-        trusted = relevance if query is None else self._trusted(relevance, view)
-        return replace(super().choose(view, query, m, relevance=trusted**self.power), relevance=relevance)
+        if query is None:
+            return super().choose(view, query, m, relevance=relevance)
+        weights = self.weights(view, relevance)
+        return replace(super().choose(view, query, m, relevance=weights), relevance=relevance, scores=weights)
 
-    def _trusted(self, relevance: Tensor, view: TokenView) -> Tensor:
-        """(B, n) relevance as far as `trust` lets it count."""
-        if self.trust == 1.0:
-            return relevance
-        if not isinstance(self.trust, str):
-            return trusted_relevance(relevance, self.trust)
-        evidence = relevance_evidence(relevance, view.features, grid=view.grid)
-        return trusted_relevance(relevance, evidence_trust(evidence))
+    def weights(self, view: TokenView, relevance: Tensor) -> Tensor:
+        """(B, n) what each token weighs in the greedy, from 0 to 1: by its relevance (B, n), and by the graph."""
+        trust: float | Tensor
+        if isinstance(self.trust, str):
+            trust = evidence_trust(relevance_evidence(relevance, view.features, grid=view.grid))
+        else:
+            trust = self.trust
+        asked = trusted_relevance(relevance, trust) ** self.power
+        if self.graph_weight == 0.0:
+            return asked
+        graph = graph_weights(view.features, grid=view.grid, tau=self.tau, gamma=self.gamma, graph=self.graph)
+        return asked * trusted_relevance(graph, self.graph_weight * trust)
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         budget, m = Budget.of(self.keep), self.count(view.n)

@@ -10,6 +10,7 @@ from .dpp import greedy_map, greedy_map_features, query_kernel
 from .farthest_points import farthest_points
 from .fusion import fuse
 from .graph import graph_keep, graph_scores, graph_threshold
+from .graph_weights import graph_weights
 from .grid import grid_cells
 from .merge import assign, group_means
 from .relevance import dot_scores, relevance_scores
@@ -26,6 +27,7 @@ __all__ = [
     "graph_keep",
     "graph_scores",
     "graph_threshold",
+    "graph_weights",
     "greedy_map",
     "greedy_map_features",
     "grid_cells",

@@ -78,8 +78,10 @@ def trusted_relevance(relevance: Tensor, trust: Tensor | float) -> Tensor:
     >>> trusted_relevance(torch.tensor([[0.0, 1.0]]), 0.25)
     tensor([[0.7500, 1.0000]])
     """
-    share = trust.to(torch.float32)[:, None] if isinstance(trust, Tensor) else trust
     with torch.no_grad():
+        if not isinstance(trust, Tensor):
+            return relevance.to(torch.float32) if trust == 1.0 else trust * relevance.to(torch.float32) + (1.0 - trust)
+        share = trust.to(torch.float32)[:, None]
         return share * relevance.to(torch.float32) + (1.0 - share)
 
 

@@ -20,15 +20,14 @@ from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import format_p, mcnemar
 from vlprune.methods import Method, ScriptPlus
-from vlprune.studies.rejected import ByBatch, ByQuarter, GraphWeight, QuarterUnasked
+from vlprune.studies.rejected import ByBatch, ByQuarter, QuarterUnasked, TokenGraphWeight
 
 NEEDS, QUESTIONS, KEEP = "answers", (600, 5), (64, 16)
 NOTE = (
     "The first row is ScriptPlus as it is by default; each other row changes what it says. Lost, won: questions that "
     "only the default answers, and that only this setting answers; p is McNemar's, exact and two-sided, not corrected "
-    "for the number of rows. Graph as weight: relevance times 1 - w + w / (1 + s / median of s), where s is a token's "
-    "redundancy in the graph, or, across scales, that of the mean of its 2 x 2 neighbours. A quarter without the "
-    "question: the greedy on plain cosines chooses the last quarter of the budget."
+    "for the number of rows. Where the graph strikes tokens out (supplement, filter), it takes no weight from them. "
+    "A quarter without the question: the greedy on plain cosines chooses the last quarter of the budget."
 )
 KINDS_NOTE = "Right answers in %."
 
@@ -36,15 +35,15 @@ KINDS_NOTE = "Right answers in %."
 def script_settings(keep: Any, has_dual_encoder: bool) -> dict[str, tuple[Method, str | None]]:
     """The method and the positions of each setting, by name; some settings need a dual encoder."""
     usual = ScriptPlus(keep=keep)
-    graph = replace(usual, fusion="supplement")
+    unweighted = replace(usual, graph_weight=0.0)
     found: dict[str, Method] = {
         "default": usual,
         **{f"power {power}": replace(usual, power=power) for power in (1.0, 1.5, 2.0)},
-        "fusion supplement (the paper's text)": graph,
-        **{f"supplement, tau {tau}": replace(graph, tau=tau) for tau in (0.5, "otsu")},
-        **{f"fusion filter, rho {rho}": replace(usual, fusion="filter", rho=rho) for rho in (0.5, 0.7, 0.9)},
-        **{f"graph as weight, {weight}": GraphWeight(keep=keep, weight=weight) for weight in (0.5, 1.0)},
-        "graph as weight across scales, 1.0": GraphWeight(keep=keep, across_scales=True),
+        **{f"graph weight {weight}": replace(usual, graph_weight=weight) for weight in (0.0, 0.5)},
+        "graph of single tokens": TokenGraphWeight(keep=keep),
+        **{f"tau {tau}": replace(usual, tau=tau) for tau in (0.5, "otsu")},
+        "fusion supplement (the paper's text)": replace(unweighted, fusion="supplement"),
+        **{f"fusion filter, rho {rho}": replace(unweighted, fusion="filter", rho=rho) for rho in (0.5, 0.7, 0.9)},
         "a quarter without the question": QuarterUnasked(keep=keep),
         "kernel s": replace(usual, kernel="s"),
         "min-max over the batch": ByBatch(keep=keep),

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from vlprune.methods import ScriptPlus
 from vlprune.methods.base import QueryMethod
-from vlprune.selection import graph_scores, greedy_map_features, grid_cells, group_means
+from vlprune.selection import graph_scores, greedy_map_features, grid_cells
 from vlprune.types import Query, Selection, TokenView
 
 
 @dataclass(frozen=True)
 class Variant(QueryMethod):
-    """What the variants share: relevance to the power of ScriptPlus's default."""
+    """What the variants share: tokens that weigh as ScriptPlus has it by default."""
 
     def weighing(self, view: TokenView, query: Query | None) -> Tensor:
-        """(B, n) relevance as ScriptPlus weighs tokens by it."""
-        return self.relevance_scores(view, query) ** ScriptPlus.power
+        """(B, n) what ScriptPlus weighs the tokens by."""
+        return ScriptPlus().weights(view, self.relevance_scores(view, query))
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ByBatch(Variant):
         assert query is not None
         cosine = query.sign * torch.cosine_similarity(query.image.float(), query.text.float(), dim=-1)
         relevance = (cosine - cosine.min()) / (cosine.max() - cosine.min()).clamp(min=1e-6)
-        order = greedy_map_features(view.features, relevance**ScriptPlus.power, self.count(view.n))
+        order = greedy_map_features(view.features, ScriptPlus().weights(view, relevance), self.count(view.n))
         return Selection.from_order(order, relevance=relevance)
 
 
@@ -56,45 +56,18 @@ class ByQuarter(Variant):
 
 
 @dataclass(frozen=True)
-class GraphWeight(Variant):
-    """The graph's redundancy s takes weight from a token: its relevance times 1 − w + w / (1 + s / median of s).
+class TokenGraphWeight(Variant):
+    """The graph of the tokens themselves takes weight from them, not that of the means of 2 × 2."""
 
-    With `across_scales` s is that of the mean of the 2 × 2 neighbours that a token belongs to; where a side is odd, the
-    last row or column has cells of its own. `weight` is w.
-    """
-
-    weight: float = 1.0
-    across_scales: bool = False
-
-    name: ClassVar[str] = "graph_weight"
+    name: ClassVar[str] = "token_graph_weight"
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
-        relevance = self.weighing(view, query)
-        s = self.redundancy(view)
-        middle = s.median(dim=1, keepdim=True).values.clamp(min=1e-6)  # 0 where most tokens are like no other
-        quality = relevance * (1 - self.weight + self.weight / (1 + s / middle))
-        order = greedy_map_features(view.features, quality, self.count(view.n))
-        return Selection.from_order(order, relevance=relevance, scores=quality)
-
-    def redundancy(self, view: TokenView) -> Tensor:
-        """(B, n) each token's redundancy, or that of its cell of 2 × 2 tokens, not below 0."""
-        if not self.across_scales:
-            return graph_scores(view.features).clamp(min=0.0)
-        cells = cells_of_two(view.grid).to(view.features.device)
-        count = int(cells.max()) + 1
-        means = group_means(view.features, cells.expand(len(view.features), -1), count)
-        return graph_scores(means).clamp(min=0.0)[:, cells]
-
-
-def cells_of_two(grid: tuple[int, int]) -> Tensor:
-    """The cell of 2 × 2 tokens that each token of a grid belongs to; (1, n) goes in pairs.
-
-    >>> cells_of_two((3, 3)).tolist()
-    [0, 0, 1, 0, 0, 1, 2, 2, 3]
-    """
-    rows, columns = grid
-    row, column = torch.arange(rows) // 2, torch.arange(columns) // 2
-    return (row[:, None] * ((columns + 1) // 2) + column).flatten()
+        relevance = self.relevance_scores(view, query)
+        s = graph_scores(view.features).clamp(min=0.0)
+        graph = 1.0 / (1.0 + s / s.median(dim=1, keepdim=True).values.clamp(min=1.0))
+        weights = relevance**ScriptPlus.power * graph
+        order = greedy_map_features(view.features, weights, self.count(view.n))
+        return Selection.from_order(order, relevance=relevance, scores=weights)
 
 
 @dataclass(frozen=True)
