@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from transformers import (
     Dinov2Config,
     Dinov2Model,
@@ -21,7 +22,7 @@ from tests.support.tape import capture_on_tape
 from tests.support.versions import needs_compile
 from vlprune import Script, attach
 from vlprune.cuda_graphs import GraphedModel, graphed_towers, use_cuda_graphs
-from vlprune.cuda_graphs.capture import Capturing, CudaGraphCapture
+from vlprune.cuda_graphs.capture import Capturing, CudaGraphCapture, no_capture
 from vlprune.cuda_graphs.graphed_towers import GraphedTowers, graph_towers
 from vlprune.vision import CheaperTower
 
@@ -73,16 +74,13 @@ def test_a_shape_is_captured_when_it_comes_again(model, processor, device, captu
     assert "forward" not in tower.__dict__
 
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+SQUARES = {"intermediate_size": 32, "image_size": [28, 28], "patch_size": [14, 14]}
 KINDS = {
-    "dinov2": lambda: Dinov2Model(Dinov2Config(**SIZES, image_size=28, patch_size=14)),
-    "registers": lambda: Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**SIZES, image_size=28, patch_size=14)),
-    "internvl": lambda: InternVLVisionModel(
-        InternVLVisionConfig(**SIZES, intermediate_size=32, image_size=[28, 28], patch_size=[14, 14])
-    ),
-    "siglip": lambda: SiglipVisionModel(
-        SiglipVisionConfig(**SIZES, intermediate_size=32, image_size=28, patch_size=14)
-    ),
+    "dinov2": lambda **own: Dinov2Model(Dinov2Config(**SIZES | own)),
+    "registers": lambda **own: Dinov2WithRegistersModel(Dinov2WithRegistersConfig(**SIZES | own)),
+    "internvl": lambda **own: InternVLVisionModel(InternVLVisionConfig(**SIZES | SQUARES | own)),
+    "siglip": lambda **own: SiglipVisionModel(SiglipVisionConfig(**SIZES | {"intermediate_size": 32} | own)),
 }
 
 
@@ -100,6 +98,31 @@ def test_towers_of_other_kinds(kind, device, capture, made):
     assert len(made) == 1
     for got, expected in zip(found, plain, strict=True):
         assert torch.equal(torch.stack(got), torch.stack(expected))
+
+
+@needs_compile
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_are_compiled_once_for_all(kind, device):
+    """And run so for more images than graphs hold, too."""
+    torch.manual_seed(0)
+    counts = []
+    for layers in (2, 4):
+        tower = KINDS[kind](num_hidden_layers=layers).to(device).eval()
+        base = torch.nn.Module()
+        base.vision_tower = tower
+        pixels = [torch.randn(images, 3, 28, 28, device=device) for images in (2, 9)]
+        plain = [tower(pixel_values=one).last_hidden_state for one in pixels]
+        torch._dynamo.reset()
+        counter, model = CompileCounter(), SimpleNamespace(base_model=base, device=device)
+        with GraphedTowers(model, Capturing(model, no_capture, pytest.fail), compiler=counter):
+            found = [tower(pixel_values=one).last_hidden_state for one in pixels]
+        for got, expected in zip(found, plain, strict=True):
+            assert torch.allclose(got, expected, atol=1e-5)
+        assert not any("forward" in module.__dict__ for module in tower.modules())
+        counts.append(counter.frame_count)
+    assert counts[0] == counts[1] > 0
+    torch._dynamo.reset()
 
 
 @torch.no_grad()

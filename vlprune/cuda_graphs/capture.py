@@ -86,7 +86,7 @@ class CompiledLayers:
 
     def __init__(self, decoder: Any, backend: str = "inductor") -> None:
         self._decoder = decoder
-        self._compiled_call = torch.compile(_call, backend=backend)
+        self._compiled_call = torch.compile(call_function, backend=backend)
 
     @contextmanager
     def installed(self, cache: Any) -> Iterator[None]:
@@ -116,7 +116,18 @@ class CompiledLayers:
         return forward
 
 
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def compiled_forward(module: Any, compiled_call: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's forward by `compiled_call`, the compiled `call_function`: modules of one class share what is made."""
+    forward = functools.partial(compiled_call, type(module).forward, module)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._dynamo.config.patch(recompile_limit=64):
+            return forward(*args, **kwargs)
+
+    return call
+
+
+def call_function(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 

@@ -28,7 +28,7 @@ class GraphedModel:
 
     Greedy and sampled answers, of any batch, padded or not. The first call of a new shape captures its graphs; prompts
     whose lengths fall into one bucket share one. What is not covered runs as before, with one warning that says
-    why. With `compile=True` the decoder's layers are compiled before they are captured.
+    why. With `compile=True` the layers of the decoder and of the vision tower are compiled before.
 
     Example:
         with GraphedModel(model):
@@ -46,7 +46,7 @@ class GraphedModel:
             )
         self._warned: set[str] = set()
         self._capturing = Capturing(model, capture, self._warn)
-        self._towers = GraphedTowers(model, self._capturing)
+        self._towers = GraphedTowers(model, self._capturing, compiler="inductor" if compile else None)
         #: Embeds the questions of a pruner's dual encoder.
         self.text_tower = self._towers.text_tower
         self._compiled_layers = CompiledLayers(self._decoder) if compile else None

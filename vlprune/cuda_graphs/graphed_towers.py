@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from vlprune.cuda_graphs.capture import Capture, Capturing
+import torch
+
+from vlprune.cuda_graphs.capture import Capture, Capturing, call_function, compiled_forward
 from vlprune.cuda_graphs.text_tower import TextTowerGraphs
-from vlprune.cuda_graphs.vision_tower import find_towers, tower_forward
+from vlprune.cuda_graphs.vision_tower import find_layers, find_towers, tower_forward
 from vlprune.pruning.feature_cache import tower_settings
 from vlprune.pruning.patched_attributes import Patches
 
@@ -15,16 +17,21 @@ from vlprune.pruning.patched_attributes import Patches
 class GraphedTowers:
     """Makes the model's towers run as CUDA graphs, until `close()`: the kernels are the same, launched at once.
 
-    A shape of pixels is captured when it comes for the `seen`-th time. What graphs do not cover runs as before.
+    A shape of pixels is captured when it comes for the `seen`-th time. What graphs do not cover runs as before. With a
+    compiler (a backend of `torch.compile`) the vision tower's layers are compiled, for any number of images.
     """
 
-    def __init__(self, model: Any, capturing: Capturing, seen: int = 1) -> None:
+    def __init__(self, model: Any, capturing: Capturing, seen: int = 1, compiler: str | None = None) -> None:
         towers = find_towers(model)
         if any(tower_settings(towers)):
             raise RuntimeError("model has a CheaperTower, which runs without graphs: close that first.")
         #: Embeds the questions of a pruner's dual encoder.
         self.text_tower = TextTowerGraphs(model, capturing)
         self._patches = Patches()
+        if compiler is not None:
+            compiled_call = torch.compile(call_function, backend=compiler)
+            for layer in (layer for tower in towers for layer in find_layers(tower)):
+                self._patches.add(layer, "forward", compiled_forward(layer, compiled_call))
         for tower in towers:
             self._patches.add(tower, "forward", tower_forward(tower, tower.forward, capturing, seen))
 

@@ -28,6 +28,13 @@ def find_towers(model: Any) -> list[Any]:
     return [child for child in children if getattr(getattr(child, "config", None), "model_type", None) in TOWERS]
 
 
+def find_layers(tower: Any) -> list[Any]:
+    """The layers of a tower, in order."""
+    count = tower.config.num_hidden_layers
+    lists = [one for one in tower.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count]
+    return list(lists[0]) if lists else []
+
+
 class TowerGraphs:
     """A tower's graphs, one for each shape of pixels and each set of options; the last few are kept.
 
