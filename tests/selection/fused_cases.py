@@ -7,6 +7,8 @@ from collections import OrderedDict
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
 from tests.support.interpreter import look_once
 from vlprune import selection
 from vlprune.selection import fused, fusion, graph, use_fused
