@@ -182,6 +182,27 @@ def test_a_cheaper_tower_stays(model, single, processor, on_any_device, made):
         GraphedModel(model)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("ends_first", ["the cheaper tower", "the graphs"])
+def test_graphs_make_room_for_a_cheaper_tower(model, processor, device, capture, made, ends_first):
+    """It changes what is inside the tower, which a graph would not see."""
+    tower, pixels = model.model.vision_tower, pixels_of(processor, device, 2)
+    plain = tower(pixels).last_hidden_state
+    with CheaperTower(model, merge=0.5):
+        merged = tower(pixels).last_hidden_state
+    graphs = graph_towers(model, capture)
+    for _ in range(2):
+        assert torch.equal(tower(pixels).last_hidden_state, plain)
+    cheaper = CheaperTower(model, merge=0.5)
+    for _ in range(3):
+        assert torch.equal(tower(pixels).last_hidden_state, merged)
+    for one in (cheaper, graphs) if ends_first == "the cheaper tower" else (graphs, cheaper):
+        one.close()
+    assert len(made) == 1
+    assert torch.equal(tower(pixels).last_hidden_state, plain)
+    assert not any("forward" in module.__dict__ for module in tower.modules())
+
+
 def test_graphs_that_are_there_already_stay(model, processor, single, on_any_device, made):
     """A graph cannot be captured inside another."""
     with GraphedModel(model, capture=None if model.device.type == "cuda" else capture_on_tape):

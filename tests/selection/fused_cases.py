@@ -27,9 +27,10 @@ ROUNDING = TIE
 """How far float32 may be off, in a cosine or in v² on a scale where 1 is large: ties within it go either way."""
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 # images, tokens, channels, kept: odd, all of them, one, many images, and on a GPU those of LLaVA 1.5, NeXT and a video
-SHAPES = [(2, 33, 24, 9), (1, 17, 8, 17), (2, 1, 5, 1)]
+SHAPES = [(2, 33, 24, 9), (1, 17, 8, 17), (1, 24, 9, 9), (2, 1, 5, 1)]
 if GPU:
     SHAPES += [(300, 24, 16, 5), (1, 576, 4096, 64), (5, 577, 1024, 192), (1, 2880, 4096, 320), (1, 10816, 1024, 128)]
+    SHAPES += [(1, 2880, 320, 320)]
 else:
     look_once()
 

@@ -294,8 +294,6 @@ def test_once_at_a_time_and_no_copies(llava):
 
 
 def test_graphs(llava, processor):
-    with GraphedModel(llava, capture=capture_on_tape), pytest.raises(RuntimeError, match="runs as CUDA graphs"):
-        CheaperTower(llava, merge=0.5)
     with CheaperTower(llava, merge=0.5):
         with pytest.raises(RuntimeError, match="model has a CheaperTower"):
             GraphedModel(llava)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vlprune.cuda_graphs.capture import Capture, Capturing, inspect_module
+from vlprune.pruning.feature_cache import tower_settings
 
 #: Towers whose forward a graph can hold: others read sizes on the host.
 TOWERS = ("clip_vision_model", "siglip_vision_model", "internvl_vision", "dinov2", "dinov2_with_registers")
@@ -75,11 +76,14 @@ class TowerGraphs:
 
 
 def tower_forward(tower: Any, original: Callable[..., Any], capturing: Capturing, seen: int) -> Callable[..., Any]:
-    """A forward for the tower that replays graphs; calls that graphs do not cover go to the original."""
+    """A forward for the tower that replays graphs; calls that graphs do not cover go to the original.
+
+    So do all calls while a CheaperTower is at work, whose changes inside the tower a graph would not see.
+    """
     graphs = TowerGraphs(original, seen)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or any(tower_settings([tower])):
             return original(*args, **kwargs)
         capture, options = capturing.capture(), dict(kwargs)
         pixels: Any = options.pop("pixel_values", None) if not args else args[0]

@@ -59,7 +59,7 @@ class CheaperTower:
 
     def __init__(self, model: Any, *, merge: float = 0.0, repeats: bool | float | None = None) -> None:
         _check_options(merge, repeats)
-        self._patched: list[tuple[Any, Any]] = []
+        self._patched: list[tuple[Any, Any, Any]] = []
         towers = find_towers(unwrap(model))
         if not merge and not repeats:
             return
@@ -73,7 +73,7 @@ class CheaperTower:
 
     def _patch(self, module: Any, forward: Callable[..., Any]) -> None:
         """Give a module a forward of its own until `close`."""
-        self._patched.append((module, module.__dict__.get("forward")))
+        self._patched.append((module, forward, module.__dict__.get("forward")))
         module.__dict__["forward"] = forward
 
     def __enter__(self) -> CheaperTower:
@@ -84,7 +84,9 @@ class CheaperTower:
 
     def close(self) -> None:
         """Give the model its tower back."""
-        for module, before in reversed(self._patched):
+        for module, forward, before in reversed(self._patched):
+            if module.__dict__.get("forward") is not forward:  # a pruner that came before was detached first
+                continue
             if before is None:
                 module.__dict__.pop("forward", None)
             else:
@@ -170,11 +172,6 @@ def find_towers(model: Any, known: Collection[str] = (*TOWERS, *PATCH_TOWERS)) -
         )
     if any(tower_settings(towers)):
         raise RuntimeError("model already has a CheaperTower: close that first.")
-    if any(hasattr(tower.__dict__.get("forward"), "graphed") for tower in towers):
-        raise RuntimeError(
-            "model's vision tower runs as CUDA graphs, which would not see a CheaperTower: start it before attach, or "
-            "attach(..., cuda_graphs=False)."
-        )
     return towers
 
 

@@ -60,7 +60,7 @@ class FusedBackend:
         x = self.features
         _, n, d = x.shape
         shared = ranks is not None and worth_a_matrix(x, n, ranks)
-        exact = shared and d <= ranks  # type: ignore[operator]
+        exact = shared and d < ranks  # type: ignore[operator]
         matrix, parts = gram(x, self.table, weighted=shared, store=shared, graph=graph, tau=tau, exact=exact)
         side = random_sides(n, x.device)[1] if graph == "random" else parts
         split = not shared and graph != "full" and n > 1
@@ -87,7 +87,7 @@ class FusedBackend:
         """k tokens by `greedy_map_features`; `matrix` is the kernel of all tokens, where `redundancy` made it."""
         x, table, among = self.features, self.table, None
         _, n, d = x.shape
-        exact = d <= k
+        exact = d < k
         c = 0 if candidates is None else candidates.shape[1]
         if matrix is None and c >= k and worth_a_matrix(x, c, k):  # of the candidates alone
             among, candidates = candidates, None
