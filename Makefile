@@ -23,7 +23,7 @@ test-matrix: $(STAMP)  ## the core tests on the oldest and newest torch and tran
 	  $(BIN)/uv venv -q --allow-existing --python $$python $$place; \
 	  UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install -q --python $$place/bin/python -e ".[video,studies]" pytest pytest-xdist hypothesis peft accelerate setuptools \
 	    "torch$${torch:+==$$torch}" "transformers$${transformers:+==$$transformers}"; \
-	  $$place/bin/python -m pytest -q -n 2 --dist loadfile -p no:cacheprovider $(CORE); \
+	  $$place/bin/python -m pytest -n 2 --dist loadfile -p no:cacheprovider $(CORE); \
 	done
 
 test-integrations: test-vllm  ## the tests that need other programs, each in an environment of its own; the last two at once

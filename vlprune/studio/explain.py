@@ -63,7 +63,7 @@ def explained_script(method: Method, m: int) -> Script:
     >>> explained_script(Random(keep=8), 8)
     Script(keep=8, relevance='auto', sign=None, pooling='auto', tau=0.3, gamma=5.0, graph='bipartite', \
 kernel='s_prime', fusion='supplement', rho=0.5)
-    >>> explained_script(ScriptPlus(keep=8), 8).fusion   # without a graph there would be no steps to show
+    >>> explained_script(ScriptPlus(keep=8), 8).fusion   # a graph that only weighs has no steps to show
     'supplement'
     """
     from dataclasses import fields, replace
