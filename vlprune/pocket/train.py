@@ -368,7 +368,7 @@ def main() -> None:
             pixels = (paint(batch["things"], batch["background"], noise) - mean) / std
             kept = sample_kept_patches(args.batch, k, device)
             positions = make_positions(kept, TEXT_LENGTH, renumber=bool(torch.rand(()) < 0.5))
-        with torch.autocast(device.type, torch.bfloat16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             patches, image = encode_image(pixels)
             few = patches.gather(1, kept[..., None].expand(-1, -1, patches.shape[-1])) if k < TOKENS else patches
             logits = answer_logits(few, batch["text"], positions, batch["asked"])
