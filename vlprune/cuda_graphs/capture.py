@@ -116,18 +116,8 @@ class CompiledLayers:
         return forward
 
 
-def compiled_forward(module: Any, compiled_call: Callable[..., Any]) -> Callable[..., Any]:
-    """A module's forward by `compiled_call`, the compiled `call_function`: modules of one class share what is made."""
-    forward = functools.partial(compiled_call, type(module).forward, module)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=64):
-            return forward(*args, **kwargs)
-
-    return call
-
-
 def call_function(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """To be compiled: modules of one class whose forward is called so share what is made."""
     return function(*args, **kwargs)
 
 

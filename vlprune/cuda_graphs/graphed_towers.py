@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from vlprune.cuda_graphs.capture import Capture, Capturing, call_function, compiled_forward
+from vlprune.cuda_graphs.capture import Capture, Capturing, call_function
 from vlprune.cuda_graphs.text_tower import TextTowerGraphs
-from vlprune.cuda_graphs.vision_tower import find_layers, find_towers, tower_forward
+from vlprune.cuda_graphs.vision_tower import find_towers, tower_forward, tower_layers
 from vlprune.pruning.feature_cache import tower_settings
 from vlprune.pruning.patched_attributes import Patches
 
@@ -28,12 +30,21 @@ class GraphedTowers:
         #: Embeds the questions of a pruner's dual encoder.
         self.text_tower = TextTowerGraphs(model, capturing)
         self._patches = Patches()
-        if compiler is not None:
-            compiled_call = torch.compile(call_function, backend=compiler)
-            for layer in (layer for tower in towers for layer in find_layers(tower)):
-                self._patches.add(layer, "forward", compiled_forward(layer, compiled_call))
         for tower in towers:
-            self._patches.add(tower, "forward", tower_forward(tower, tower.forward, capturing, seen))
+            forward = tower.forward if compiler is None else self._compile_layers(tower, compiler)
+            self._patches.add(tower, "forward", tower_forward(tower, forward, capturing, seen))
+
+    def _compile_layers(self, tower: Any, compiler: str) -> Callable[..., Any]:
+        """Compile the tower's layers, and return the forward to call it by."""
+        compiled_call, original = torch.compile(call_function, backend=compiler), tower.forward
+        for layer in tower_layers(tower):
+            self._patches.add(layer, "forward", functools.partial(compiled_call, type(layer).forward, layer))
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with torch._dynamo.config.patch(recompile_limit=64):  # the decoder's layers count, too
+                return original(*args, **kwargs)
+
+        return forward
 
     def __enter__(self) -> GraphedTowers:
         return self

@@ -29,11 +29,10 @@ def find_towers(model: Any) -> list[Any]:
     return [child for child in children if getattr(getattr(child, "config", None), "model_type", None) in TOWERS]
 
 
-def find_layers(tower: Any) -> list[Any]:
-    """The layers of a tower, in order."""
-    count = tower.config.num_hidden_layers
-    lists = [one for one in tower.modules() if isinstance(one, torch.nn.ModuleList) and len(one) == count]
-    return list(lists[0]) if lists else []
+def tower_layers(tower: Any) -> list[Any]:
+    """The layers of a tower, in order; of any kind, where `vlprune.vision` wants those that it can take apart."""
+    lists = [one for one in tower.modules() if isinstance(one, torch.nn.ModuleList)]
+    return next((list(one) for one in lists if len(one) == tower.config.num_hidden_layers), [])
 
 
 class TowerGraphs:

@@ -73,7 +73,7 @@ class ScriptPlus(Script):
         if self.graph_weight == 0.0:
             return asked
         graph = graph_weights(view.features, grid=view.grid, tau=self.tau, gamma=self.gamma, graph=self.graph)
-        return asked * trusted_relevance(graph, self.graph_weight * trust)
+        return asked * trusted_relevance(graph, self.graph_weight * trust)  # 1 where it has no say, as relevance
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         budget, m = Budget.of(self.keep), self.count(view.n)
