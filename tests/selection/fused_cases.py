@@ -327,6 +327,18 @@ def test_a_recording_answers_for_its_own_inputs():
             assert torch.equal(result.relevance, want.relevance)
 
 
+@needs_gpu
+def test_recorded_graph_weights_answer_for_their_own_inputs():
+    inputs = [image(seed, 2, 99, 64, torch.bfloat16)[0] for seed in range(4)]
+    first, second = ([selection.graph_weights(x, grid=(9, 11)) for x in inputs] for _ in range(2))  # the first records
+    with use_fused(False):
+        wanted = [selection.graph_weights(x, grid=(9, 11)) for x in inputs]
+    for found, again, want in zip(first, second, wanted):
+        assert torch.equal(found, again)
+        assert torch.allclose(found, want, rtol=1e-4)
+    assert not torch.equal(first[1], first[2])
+
+
 def test_the_recordings_used_longest_ago_are_forgotten():
     kinds = OrderedDict((i, replay.Kind(1)) for i in range(replay.KEPT + 3))
     replay._forget_old(kinds)

@@ -45,6 +45,36 @@ class CudaGraphCapture:
         return replay
 
 
+class SideStream:
+    """A second stream of a CUDA device: what runs there is not waited for when the host waits for the first.
+
+    On other devices everything runs in its turn.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __deepcopy__(self, memo: object) -> SideStream:
+        """Another one: a model's copy has a stream of its own."""
+        return SideStream(self._device)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, work goes to the side stream, behind all that the current one has been given so far."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Let the current stream, but not the host, wait for the side stream."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
 class Capturing:
     """Whether and how functions are captured on a model's device.
 
@@ -145,15 +175,19 @@ def inspect_module(module: nn.Module) -> ModuleState:
     addresses: list[int] = []
     hooked, modules, seen = False, [module], {module}
     for one in modules:  # which grows
-        for child in one._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                modules.append(child)
-        for weight in one._parameters.values():
-            if weight is not None:
-                addresses.append(weight.data_ptr())
-        hooked |= "_hf_hook" in one.__dict__
-        if (one._forward_hooks or one._forward_pre_hooks) and one is not module:
-            hooks = (*one._forward_hooks.values(), *one._forward_pre_hooks.values())
+        own = one.__dict__  # twice as fast as attributes
+        if own["_modules"]:
+            for child in own["_modules"].values():
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    modules.append(child)
+        if own["_parameters"]:
+            for weight in own["_parameters"].values():
+                if weight is not None:
+                    addresses.append(weight.data_ptr())
+        if "_hf_hook" in own:
+            hooked = True
+        if (own["_forward_hooks"] or own["_forward_pre_hooks"]) and one is not module:
+            hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
             hooked |= any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
     return ModuleState(hash(tuple(addresses)), hooked)

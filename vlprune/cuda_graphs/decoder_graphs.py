@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlprune.cuda_graphs.capture import Capture, CompiledLayers
+from vlprune.cuda_graphs.capture import Capture, CompiledLayers, SideStream
 from vlprune.cuda_graphs.fused_attention import MAX_PROMPT
 from vlprune.cuda_graphs.fused_modules import FusedModules
 from vlprune.cuda_graphs.static_cache import DECODE, PREFILL, StaticKVCache, write_mode
@@ -115,6 +115,7 @@ class DecoderGraphs:
         self._graphs: dict[Hashable, DecoderGraph] = {}
         self._padding_known = True
         self._last_call: PromptCall | None = None
+        self._side_stream = SideStream(device)  # reads ahead: on the first, `generate` often waits for the device
         self._ahead: ReadAhead | None = None
         self._misses = 0  # prompts in a row that were read ahead and that nobody asked for
 
@@ -126,6 +127,7 @@ class DecoderGraphs:
     def reset(self) -> None:
         """Empty the cache for another call of `generate`, but for a prompt that has been read ahead of it."""
         if self._ahead is None:
+            self._side_stream.join()  # an interrupted call may have left work there
             self.cache.clear()
         else:
             self.cache.set_length(0)
@@ -140,18 +142,20 @@ class DecoderGraphs:
         last, length = self._last_call, embeds.shape[1]
         if last is None or self._misses >= MAX_MISSES:
             return
-        positions = torch.arange(length, device=embeds.device).expand(*last.leading, length)
-        graph = self._graphs.get(self._key(embeds, positions, bucket(length), True, False, last.options))
-        if graph is None or not graph.counts_from_zero():
-            return
-        self._ahead = None
-        self.reset()
-        hidden = self.run({"inputs_embeds": embeds, "position_ids": positions, **last.options})
+        with self._side_stream.running():
+            positions = torch.arange(length, device=embeds.device).expand(*last.leading, length)
+            graph = self._graphs.get(self._key(embeds, positions, bucket(length), True, False, last.options))
+            if graph is None or not graph.counts_from_zero():
+                return
+            self._ahead = None
+            self.reset()
+            hidden = self.run({"inputs_embeds": embeds, "position_ids": positions, **last.options})
         self._ahead = ReadAhead(last, embeds, hidden)
 
     def forget_ahead(self) -> None:
         """Forget a prompt that was read ahead and that nobody has asked for."""
         if self._ahead is not None:
+            self._side_stream.join()  # before anything else uses the cache, or the memory of the embeddings
             self._ahead = None
             self._misses += 1
 
@@ -173,6 +177,7 @@ class DecoderGraphs:
         if filled == 0:
             ahead = self._ahead
             if ahead is not None and mask is None and ahead.is_asked_by(call, embeds):
+                self._side_stream.join()
                 self._ahead, self._misses = None, 0
                 self.cache.set_length(length)
                 return ahead.hidden

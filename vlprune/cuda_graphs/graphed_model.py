@@ -17,6 +17,7 @@ from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs, NotCovered, capaci
 from vlprune.cuda_graphs.fused_modules import FusedModules
 from vlprune.cuda_graphs.graphed_towers import GraphedTowers
 from vlprune.pruning.generate import has_pruner
+from vlprune.pruning.generation_check import quick_generation_check
 from vlprune.pruning.patched_attributes import Patches
 
 #: Pairs of batch size and cache size whose graphs and caches are kept.
@@ -101,7 +102,8 @@ class GraphedModel:
         @functools.wraps(original)
         def generate(*args: Any, **kwargs: Any) -> Any:
             try:
-                output = original(*args, **kwargs)
+                with quick_generation_check(self._model):
+                    output = original(*args, **kwargs)
             finally:
                 active, self._active, self._inspected = self._active, None, None
                 for graphs in self._decoder_graphs.values():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vlprune.devices import input_device
 from vlprune.pruning.call_state import CallState, GenerateCall
+from vlprune.pruning.generation_check import quick_generation_check
 from vlprune.pruning.generation_settings import (
     PromptStreamer,
     cache_length,
@@ -67,7 +68,8 @@ def wrap_generate(
             try:
                 if read_ahead is not None:
                     _read_ahead(read_ahead, shortener, short, arguments)
-                output = original(**arguments)
+                with quick_generation_check(shortener.model):
+                    output = original(**arguments)
             finally:
                 state.generating = None
             return _finish_generate(short, kwargs, output)

@@ -1,10 +1,13 @@
 """The graph as a weight: what others say too counts less."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .checks import check_tensor
+from .dispatch import fused_for
 from .graph import graph_scores
 
 
@@ -36,12 +39,20 @@ def graph_weights(
     [[0.3333333432674408, 0.3333333432674408, 0.5, 0.5, 1.0, 1.0, 0.5, 0.5]]
     """
     check_tensor("features", features, "B n d")
-    B, n, d = features.shape
+    B, n, _ = features.shape
     rows, columns = grid or (1, n)
     if rows * columns != n:
         raise ValueError(f"grid={grid}: must have as many cells as there are tokens, {n}.")
     if B == 0:
         return features.new_ones(B, n, dtype=torch.float32)
+    settings: dict[str, Any] = {"rows": rows, "columns": columns, "tau": tau, "gamma": gamma, "graph": graph}
+    fast = None if isinstance(tau, str) else fused_for(features)  # an image's own threshold is read on the host
+    return fast.replayed(_weights, {"features": features}, settings) if fast else _weights(features, **settings)
+
+
+def _weights(features: Tensor, rows: int, columns: int, tau: float | str, gamma: float, graph: str) -> Tensor:
+    """`graph_weights` of checked arguments, at least one image."""
+    B, n, d = features.shape
     image = features.detach().to(torch.float32).reshape(B, rows, columns, d).permute(0, 3, 1, 2)
     means = F.avg_pool2d(image, 2, ceil_mode=True).permute(0, 2, 3, 1)
     high, wide = means.shape[1:3]

@@ -19,6 +19,7 @@ from .functions import (
     query_kernel,
     relevance_scores,
 )
+from .replay import replayed
 
 __all__ = [
     "check",
@@ -29,5 +30,6 @@ __all__ = [
     "greedy_map_features",
     "query_kernel",
     "relevance_scores",
+    "replayed",
     "run",
 ]

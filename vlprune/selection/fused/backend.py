@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ def run(script: Callable[..., Selection], tensors: dict[str, Tensor | None], set
     features = tensors["features"]
     assert features is not None
     with on_device(features.device):
-        return replayed(partial(script, FusedBackend), tensors, settings)
+        return replayed(script, tensors, {"backend_class": FusedBackend, **settings})
 
 
 class FusedBackend:

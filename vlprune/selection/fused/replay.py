@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,13 +29,16 @@ STEADY = 4
 """Calls in a row with inputs at the same addresses before they are read in place: a recording costs a few calls."""
 
 
+Result = TypeVar("Result", Selection, Tensor)
+
+
 @dataclass
 class Recording:
     """A CUDA graph, the tensors it reads, none if they are the caller's own, and those it writes."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
-    result: Selection
+    result: Any
 
 
 @dataclass
@@ -53,10 +56,11 @@ _kinds: OrderedDict[tuple[Any, ...], Kind] = OrderedDict()
 _lock = threading.Lock()
 
 
-def replayed(
-    function: Callable[..., Selection], tensors: dict[str, Tensor | None], settings: dict[str, Any]
-) -> Selection:
-    """`function(**tensors, **settings)`, replayed if a call of the same shapes and settings was recorded."""
+def replayed(function: Callable[..., Result], tensors: dict[str, Tensor | None], settings: dict[str, Any]) -> Result:
+    """`function(**tensors, **settings)`, replayed if a call of the same shapes and settings was recorded.
+
+    The function is one of a module's own, so that it is the same in each call. One of the tensors is named "features".
+    """
     x = tensors["features"]
     assert x is not None
     B, n, d = x.shape
@@ -64,8 +68,8 @@ def replayed(
     if x.device.type != "cuda" or size > SMALL or torch.cuda.is_current_stream_capturing():
         return function(**tensors, **settings)
     index = x.device.index
-    shapes = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors.values()]
-    key = (torch._C._cuda_getCurrentRawStream(index), index, *settings.values(), *shapes)
+    shapes: list[Any] = [None if tensor is None else (tensor.shape, tensor.dtype) for tensor in tensors.values()]
+    key = (function, torch._C._cuda_getCurrentRawStream(index), index, *settings.values(), *shapes)
     with _lock:  # inputs must not change between copy and replay
         fault_word(x.device)
         kind = _kinds.get(key)
@@ -92,7 +96,7 @@ def _forget_old(kinds: OrderedDict[Any, Kind]) -> None:
 
 def _recording(
     kind: Kind,
-    function: Callable[..., Selection],
+    function: Callable[..., Any],
     given: list[Tensor],
     tensors: dict[str, Tensor | None],
     settings: dict[str, Any],
@@ -112,7 +116,7 @@ def _recording(
 
 
 def _record(
-    function: Callable[..., Selection], tensors: dict[str, Tensor | None], settings: dict[str, Any], *, in_place: bool
+    function: Callable[..., Any], tensors: dict[str, Tensor | None], settings: dict[str, Any], *, in_place: bool
 ) -> Recording:
     """Record a call: on the caller's tensors if `in_place`, else on tensors to copy the caller's into."""
     with torch.inference_mode(False), torch.no_grad():  # what is made here outlives this call's mode
@@ -136,11 +140,13 @@ def _record(
     return Recording(graph, [] if in_place else inputs, result)
 
 
-def _copy(result: Selection) -> Selection:
+def _copy(result: Any) -> Any:
     """The result in tensors of its own: the next replay overwrites the recording's."""
 
     def own(tensor: Tensor | None) -> Any:
         return None if tensor is None else tensor.clone()
 
+    if isinstance(result, Tensor):
+        return own(result)
     scores = {"redundancy": own(result.redundancy), "relevance": own(result.relevance), "gains": own(result.gains)}
     return Selection(own(result.kept), own(result.order), **scores)
