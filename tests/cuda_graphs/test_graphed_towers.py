@@ -24,6 +24,7 @@ from vlprune import Script, attach
 from vlprune.cuda_graphs import GraphedModel, graphed_towers, use_cuda_graphs
 from vlprune.cuda_graphs.capture import Capturing, CudaGraphCapture, no_capture
 from vlprune.cuda_graphs.graphed_towers import GraphedTowers, graph_towers
+from vlprune.cuda_graphs.vision_tower import tower_layers
 from vlprune.vision import CheaperTower
 
 GREEDY = {"do_sample": False, "max_new_tokens": 3}
@@ -123,6 +124,15 @@ def test_layers_are_compiled_once_for_all(kind, device):
         counts.append(counter.frame_count)
     assert counts[0] == counts[1] > 0
     torch._dynamo.reset()
+
+
+@torch.no_grad()
+def test_the_mlp_with_its_activation_inside(device):
+    """As SigLIP's own, but for rounding, and for GELU's other formula, by which a CPU computes it."""
+    torch.manual_seed(0)
+    mlp = tower_layers(KINDS["siglip"](num_hidden_layers=1).to(device))[0].mlp
+    states = torch.randn(2, 5, mlp.fc1.in_features, device=device)
+    assert torch.allclose(graphed_towers.gelu_mlp(mlp, states), mlp(states), atol=1e-3)
 
 
 @torch.no_grad()

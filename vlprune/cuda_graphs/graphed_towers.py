@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlprune.cuda_graphs.capture import Capture, Capturing, call_function
 from vlprune.cuda_graphs.text_tower import TextTowerGraphs
@@ -39,6 +41,8 @@ class GraphedTowers:
         compiled_call, original = torch.compile(call_function, backend=compiler), tower.forward
         for layer in tower_layers(tower):
             self._patches.add(layer, "forward", functools.partial(compiled_call, type(layer).forward, layer))
+            if _has_gelu_mlp(tower, layer):
+                self._patches.add(layer.mlp, "forward", types.MethodType(gelu_mlp, layer.mlp))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             with torch._dynamo.config.patch(recompile_limit=64):  # the decoder's layers count, too
@@ -56,6 +60,27 @@ class GraphedTowers:
         """Restore the towers, and free the graphs and their memory."""
         self._patches.undo()
         self.text_tower.clear()
+
+
+def gelu_mlp(mlp: Any, states: Tensor) -> Tensor:
+    """`mlp.fc2(gelu(mlp.fc1(states)))`; on a GPU the GELU, by tanh, is part of the product's own kernel.
+
+    A compiler that leaves products to a library gives it a kernel of its own, which reads and writes all states again.
+    """
+    flat = states.reshape(-1, states.shape[-1])
+    hidden = torch._addmm_activation(mlp.fc1.bias, flat, mlp.fc1.weight.t(), use_gelu=True)
+    return mlp.fc2(hidden).view(states.shape)
+
+
+def _has_gelu_mlp(tower: Any, layer: Any) -> bool:
+    """Whether `gelu_mlp` stands for the layer's MLP, as in SigLIP."""
+    mlp = getattr(layer, "mlp", None)
+    linear = [getattr(mlp, name, None) for name in ("fc1", "fc2")]
+    return (
+        getattr(tower.config, "hidden_act", None) == "gelu_pytorch_tanh"
+        and all(type(one) is torch.nn.Linear and one.bias is not None for one in linear)
+        and linear[0].weight.device.type == "cuda"  # type: ignore[union-attr]
+    )
 
 
 def graph_towers(model: Any, capture: Capture | None = None) -> GraphedTowers | None:
