@@ -1,6 +1,9 @@
-"""A dual encoder that is only named is read once."""
+"""The type of the weights, and a dual encoder that is only named, which is read once."""
 
 from dataclasses import replace
+
+import pytest
+import torch
 
 from vlprune.evaluation.load_model import load_model, with_loaded_clip
 
@@ -18,3 +21,14 @@ def test_a_clip_that_is_there_or_missing_stays(loaded):
     assert with_loaded_clip(loaded) is loaded
     without = replace(loaded, clip=None)
     assert with_loaded_clip(without) is without
+
+
+@pytest.mark.parametrize(("supported", "wanted"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_cpu_without_16_bits_computes_in_32(checkpoint, tmp_path, monkeypatch, supported, wanted):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    assert load_model(str(checkpoint), None, "cpu").model.dtype == torch.float32
+    half = load_model(str(checkpoint), None, "cpu", dtype="bfloat16")
+    assert half.model.dtype == torch.bfloat16  # as it was asked for
+    half.model.save_pretrained(tmp_path)
+    half.processor.save_pretrained(tmp_path)
+    assert load_model(str(tmp_path), None, "cpu").model.dtype == wanted

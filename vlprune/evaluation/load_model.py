@@ -42,8 +42,9 @@ def load_model(
     """Load the pocket model, the photo model, a checkpoint folder, or a model of the hub, for images or for a video.
 
     `clip` names its dual encoder; "auto" is the published one that the model's vision tower comes from. `dtype` is
-    that of the weights, the checkpoint's own by "auto"; a `device_map` spreads them over devices, in place of `device`.
-    The class, and whether it takes videos, are checked before the weights are read.
+    that of the weights; by "auto" the checkpoint's own, or float32 on a CPU that does not compute in 16 bits, where an
+    answer takes a hundred times as long in them. A `device_map` spreads them over devices, in place of `device`. The
+    class, and whether it takes videos, are checked before the weights are read.
 
     >>> load_model("poket", None, "cpu")
     Traceback (most recent call last):
@@ -86,8 +87,20 @@ def load_model(
         _check_takes_video(name, processor, video)
         placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
         model = kind.from_pretrained(name, dtype=dtype, use_safetensors=True, **placed).eval()
-        model = model if device_map is not None else model.to(where)
+        if device_map is None:
+            model = model.to(where)
+            if dtype == "auto" and _computes_slowly(model):
+                model = model.float()
     return LoadedModel(name, model, processor, _text_twin(model) if clip == "auto" else clip)
+
+
+def _computes_slowly(model: Any) -> bool:
+    """Whether the model is in 16 bits, and on a CPU that does not compute in them, as oneDNN knows it."""
+    import torch
+
+    if model.device.type != "cpu" or model.dtype.itemsize != 2 or getattr(model, "is_quantized", False):
+        return False
+    return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _photo_folder(name: str) -> Path | None:
