@@ -1,5 +1,6 @@
 """The type of the weights, and a dual encoder that is only named, which is read once."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -32,3 +33,13 @@ def test_a_cpu_without_16_bits_computes_in_32(checkpoint, tmp_path, monkeypatch,
     half.model.save_pretrained(tmp_path)
     half.processor.save_pretrained(tmp_path)
     assert load_model(str(tmp_path), None, "cpu").model.dtype == wanted
+
+
+def test_a_folder_brings_its_own_clip(checkpoint, clip, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    assert load_model(str(folder), None, "cpu").clip is None
+    shutil.copytree(clip, folder / "clip")
+    assert load_model(str(folder), None, "cpu").clip == str(folder / "clip")
+    assert load_model(str(folder), "auto", "cpu").clip == str(folder / "clip")
+    assert load_model(str(folder), str(clip), "cpu").clip == str(clip)

@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoProcessor, CLIPModel, LlavaForConditionalGeneration
 
 from tests.support.photo_parts import tiny_words, write_llm, write_photographs, write_tower
+from vlprune import Script, attach
+from vlprune.evaluation.load_model import load_model, with_loaded_clip
 from vlprune.pocket import train_photo
 
 
@@ -45,6 +48,19 @@ def test_a_stopped_run_goes_on_and_ends_the_same(folder, tmp_path, monkeypatch, 
     for name in whole:
         torch.testing.assert_close(parts[name], whole[name], msg=name)
     _check_output(tmp_path / "whole", folder)
+    _check_dual_encoder(tmp_path / "whole")
+
+
+def _check_dual_encoder(out):
+    """The command line finds the text tower that was trained beside the model, and relevance comes from it."""
+    loaded = with_loaded_clip(load_model(str(out), None, "cpu"))
+    image = np.random.default_rng(0).integers(0, 256, (56, 56, 3), dtype=np.uint8)
+    inputs = loaded.processor(images=image, text="USER: <image> is there a dog ? ASSISTANT:", return_tensors="pt")
+    with attach(
+        loaded.model, Script(keep=4, relevance="clip"), processor=loaded.processor, dual_encoder=loaded.clip
+    ) as p:
+        loaded.model.generate(**inputs, max_new_tokens=1)
+    assert p.last.after == 4
 
 
 def test_a_tower_with_registers_is_refused_before_a_picture_is_drawn(folder, tmp_path, monkeypatch, capsys):

@@ -49,7 +49,7 @@ EncoderName = Annotated[
     typer.Option(
         "--dual-encoder",
         help="A CLIP or SigLIP (folder or hub id) that the model was built on, for relevance; auto: the one that is "
-        "known to be.",
+        "known to be. A model's folder may bring its own in its folder clip.",
     ),
 ]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="The longest answer.")]

@@ -41,7 +41,8 @@ def load_model(
 ) -> LoadedModel:
     """Load the pocket model, the photo model, a checkpoint folder, or a model of the hub, for images or for a video.
 
-    `clip` names its dual encoder; "auto" is the published one that the model's vision tower comes from. `dtype` is
+    `clip` names its dual encoder; "auto" is the published one that the model's vision tower comes from. A folder may
+    bring its own in the folder `clip`, as `train_photo` writes it, which is used if no other is named. `dtype` is
     that of the weights; by "auto" the checkpoint's own, or float32 on a CPU that does not compute in 16 bits, where an
     answer takes a hundred times as long in them. A `device_map` spreads them over devices, in place of `device`. The
     class, and whether it takes videos, are checked before the weights are read.
@@ -69,6 +70,8 @@ def load_model(
         if not (place / "config.json").is_file():
             raise UserError(f"--model {name}: the folder has no config.json.")
         name = str(place)
+        if clip in (None, "auto") and (place / "clip" / "config.json").is_file():
+            clip = str(place / "clip")
     elif place.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name) or name.startswith("."):
         hint = _name_hint(name)
         raise UserError(f"--model {name}: there is no such folder, and it is not 'pocket', 'photo' or a hub id{hint}.")
