@@ -128,6 +128,13 @@ def test_the_control_has_no_pruners(monkeypatch, capsys):
     assert "0 hooks; after detach 0 left" in said
 
 
+def test_soak_on_tapes():
+    """In a process of its own: every capture in it is on tape."""
+    said = run("soak.py", "--calls", 6, "--distinct", 2, "--beds", "llava_next", "--cuda-graphs")
+    assert "0 differ from a fresh process" in said
+    assert "graphs held at the end, by 1 of the models" in said
+
+
 def test_the_same_again(monkeypatch, capsys):
     said = run_here(monkeypatch, capsys, "soak.py", "--repeats", 1)
     assert "script: again 1, again: differ 0, beside two others 1" in said
