@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from vlprune.pruning.patched_attributes import patched_attributes
+
 #: What `generate` asks a config for.
 NAME = "_get_generation_parameters"
 
@@ -24,14 +26,8 @@ def quick_generation_check(model: Any) -> Iterator[None]:
     if prepare is None or not hasattr(type(model.config), NAME):
         yield
         return
-    before = model.__dict__.get("_prepare_generation_config")
-    model.__dict__["_prepare_generation_config"] = partial(_prepare, model.config, prepare)
-    try:
+    with patched_attributes(model, {"_prepare_generation_config": partial(_prepare, model.config, prepare)}):
         yield
-    finally:
-        del model.__dict__["_prepare_generation_config"]
-        if before is not None:
-            model.__dict__["_prepare_generation_config"] = before
 
 
 def _prepare(config: Any, prepare: Any, *args: Any, **kwargs: Any) -> Any:
