@@ -130,13 +130,18 @@ def test_calls_that_fail_between(model, single, reads):
     assert reads == ["here"] + ["ahead"] * (4 * MAX_MISSES - 1)
 
 
-def test_weights_that_moved(model, single, reads):
-    with attach(model, METHOD, cache_bytes=0, cuda_graphs=True):
+def test_weights_that_moved(model, single, reads, device):
+    """They are looked at while the device reads: it reads the old ones, which are still there, in vain."""
+    with attach(model, METHOD, cache_bytes=0, cuda_graphs=True) as pruner:
         model.generate(**single, **OPTIONS)
         layer = model.model.language_model.layers[1].mlp
+        old = layer.down_proj.weight.data_ptr()
         layer.down_proj.weight = torch.nn.Parameter(-layer.down_proj.weight.detach().clone())
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        assert old in [weight.data_ptr() for weight in pruner.cuda_graphs._held_weights]
         found = model.generate(**single, **OPTIONS)
-    assert reads == ["here", "here"]
+    assert reads == ["here", "ahead", "here"]
     with attach(model, METHOD, cache_bytes=0):
         alike(model.generate(**single, **OPTIONS), found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -163,31 +164,42 @@ class ModuleState(NamedTuple):
     hooked: bool
 
 
-def inspect_module(module: nn.Module) -> ModuleState:
-    """Weight addresses and hooks of a module, in one walk: `nn.Module`'s own are too slow to be taken for each replay.
+class ModuleInspector:
+    """Looks at a module's weight addresses and hooks, fast enough to be asked for each replay.
+
+    Its parts are listed once, and anew when they change: to walk through them takes longer than all else.
 
     >>> layer = nn.Sequential(nn.Linear(2, 2))
-    >>> before = inspect_module(layer)
+    >>> inspect = ModuleInspector(layer)
+    >>> before = inspect()
     >>> layer[0].weight = nn.Parameter(torch.ones(2, 2))
-    >>> inspect_module(layer).weight_addresses == before.weight_addresses, inspect_module(layer).hooked
+    >>> inspect().weight_addresses == before.weight_addresses, inspect().hooked
     (False, False)
     """
-    addresses: list[int] = []
-    hooked, modules, seen = False, [module], {module}
-    for one in modules:  # which grows
-        own = one.__dict__  # twice as fast as attributes
-        if own["_modules"]:
-            for child in own["_modules"].values():
-                if child is not None and child not in seen:
-                    seen.add(child)
-                    modules.append(child)
-        if own["_parameters"]:
-            for weight in own["_parameters"].values():
-                if weight is not None:
-                    addresses.append(weight.data_ptr())
-        if "_hf_hook" in own:
-            hooked = True
-        if (own["_forward_hooks"] or own["_forward_pre_hooks"]) and one is not module:
-            hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
-            hooked |= any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
-    return ModuleState(hash(tuple(addresses)), hooked)
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._list_parts()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleInspector:
+        """One for the module's copy."""
+        return ModuleInspector(copy.deepcopy(self.module, memo))
+
+    def __call__(self) -> ModuleState:
+        """What the module is like now."""
+        if any(self._empty) or [list(one.values()) for one in self._children] != self._listed:
+            self._list_parts()
+        addresses = [weight.data_ptr() for one in self._weights for weight in one.values() if weight is not None]
+        hooks = [hook for one in self._hooks if one for hook in one.values()]
+        hooked = any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
+        return ModuleState(hash(tuple(addresses)), hooked or any("_hf_hook" in own for own in self._attributes))
+
+    def _list_parts(self) -> None:
+        self._attributes = [one.__dict__ for one in self.module.modules()]
+        parts = [own[kind] for own in self._attributes for kind in ("_modules", "_parameters")]
+        self._empty = [one for one in parts if not one]
+        self._children = [own["_modules"] for own in self._attributes if own["_modules"]]
+        self._listed = [list(one.values()) for one in self._children]
+        self._weights = [own["_parameters"] for own in self._attributes if own["_parameters"]]
+        inside = self._attributes[1:]  # the module's own hooks are called with a replay
+        self._hooks = [own[kind] for own in inside for kind in ("_forward_hooks", "_forward_pre_hooks")]

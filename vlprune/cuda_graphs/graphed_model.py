@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.cuda_graphs.capture import Capture, Capturing, CompiledLayers, ModuleState, inspect_module
+from vlprune.cuda_graphs.capture import Capture, Capturing, CompiledLayers, ModuleInspector, ModuleState
 from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs, NotCovered, capacity
 from vlprune.cuda_graphs.fused_modules import FusedModules
 from vlprune.cuda_graphs.graphed_towers import GraphedTowers
@@ -54,8 +54,10 @@ class GraphedModel:
         self._fused_modules: FusedModules | None = None
         self._decoder_graphs: OrderedDict[Hashable, DecoderGraphs] = OrderedDict()  # by batch size and cache size
         self._active: DecoderGraphs | None = None  # those of the `generate` that runs now
-        self._inspected: ModuleState | None = None  # of the decoder, in that call
+        self._inspect_decoder = ModuleInspector(self._decoder)
+        self._inspected: ModuleState | None = None  # the decoder, in that call
         self._captured_weights: Hashable = None
+        self._held_weights: list[Tensor] = []  # what graphs read stays there until they are made anew
         #: Whether short prompts are read while `generate` gets ready; False to time the parts of a call by themselves.
         self.reads_ahead = True
         self._patches = Patches()
@@ -75,6 +77,7 @@ class GraphedModel:
         """Restore the model, and free the graphs and their memory."""
         self._patches.undo()
         self._decoder_graphs.clear()
+        self._held_weights.clear()
         self._towers.close()
 
     @property
@@ -91,10 +94,11 @@ class GraphedModel:
         graphs = self._decoder_graphs.get((len(embeds), capacity(longest - 1)))
         if graphs is None or not self.reads_ahead or self._capturing.failure is not None:
             return
-        self._inspected = inspect_module(self._decoder)
-        if not self._inspected.hooked and self._inspected.weight_addresses == self._captured_weights:
-            with torch.inference_mode(False), torch.no_grad():
-                graphs.read_ahead(embeds)
+        with torch.inference_mode(False), torch.no_grad():
+            graphs.read_ahead(embeds)
+        self._inspected = self._inspect_decoder()  # while the device reads: if it read in vain, nobody asks for it
+        if self._inspected.hooked or self._inspected.weight_addresses != self._captured_weights:
+            graphs.forget_ahead()
 
     # --- what takes the place of the model's own functions ---
 
@@ -124,7 +128,7 @@ class GraphedModel:
         max_cache_length: int,
     ) -> Any:
         """Hand `generate` our cache, or, where graphs do not cover the call, the one that transformers makes."""
-        weights, hooked = self._inspected or inspect_module(self._decoder)
+        weights, hooked = self._inspected or self._inspect_decoder()
         reason = self._reason_against_graphs(generation_config, model_kwargs, generation_mode, hooked)
         if reason is None:
             batch = batch_size * (generation_config.num_return_sequences or 1)
@@ -164,7 +168,8 @@ class GraphedModel:
             self._decoder_graphs.clear()
             with torch.inference_mode(False):
                 self._fused_modules = FusedModules(self._decoder)
-            self._captured_weights = inspect_module(self._decoder).weight_addresses  # fusing has moved them
+            self._captured_weights = self._inspect_decoder().weight_addresses  # fusing has moved them
+            self._held_weights = [weight.detach() for weight in self._decoder.parameters()]
         key = (batch, slots)
         if key not in self._decoder_graphs:
             while len(self._decoder_graphs) >= MAX_SIZES:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlprune.cuda_graphs.capture import Capture, Capturing, inspect_module
+from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector
 from vlprune.devices import copy_to_device
 from vlprune.pruning.dual_encoder import clip_text, clip_text_at_end, up_to_end
 
@@ -26,11 +26,12 @@ class TextTowerGraphs:
         self._model, self._capturing = model, capturing
         self._graphs: dict[Hashable, tuple[Tensor, Callable[[], Tensor]]] = {}
         self._captured: tuple[Any, Hashable] = (None, None)
+        self._inspect: ModuleInspector | None = None
 
     def clear(self) -> None:
         """Free the graphs."""
         self._graphs.clear()
-        self._captured = (None, None)
+        self._captured, self._inspect = (None, None), None
 
     def __call__(self, encoder: Any, ids: list[int]) -> Tensor | None:
         """(1, c) the embedding of one text of these token ids; None without an end token."""
@@ -38,7 +39,10 @@ class TextTowerGraphs:
         covered = device == self._model.device and not torch.is_autocast_enabled(device.type)
         if capture is None or seen is None or not covered or torch.is_grad_enabled():
             return clip_text(encoder, ids)
-        weights, hooked = inspect_module(nn.ModuleList([encoder.text_model, encoder.text_projection]))
+        parts = (encoder.text_model, encoder.text_projection)
+        if self._inspect is None or tuple(self._inspect.module.children()) != parts:
+            self._inspect = ModuleInspector(nn.ModuleList(parts))
+        weights, hooked = self._inspect()
         if hooked:
             return clip_text(encoder, ids)
         longest = encoder.text_model.embeddings.position_embedding.weight.shape[0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from vlprune.cuda_graphs.capture import Capture, Capturing, inspect_module
+from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector
 from vlprune.pruning.feature_cache import tower_settings
 
 #: Towers whose forward a graph can hold: others read sizes on the host.
@@ -79,7 +79,7 @@ def tower_forward(tower: Any, original: Callable[..., Any], capturing: Capturing
 
     So do all calls while a CheaperTower is at work, whose changes inside the tower a graph would not see.
     """
-    graphs = TowerGraphs(original, seen)
+    graphs, inspect = TowerGraphs(original, seen), ModuleInspector(tower)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or any(tower_settings([tower])):
@@ -89,7 +89,7 @@ def tower_forward(tower: Any, original: Callable[..., Any], capturing: Capturing
         covered = len(args) <= 1 and _covers(pixels, options) and not torch.is_autocast_enabled(pixels.device.type)
         if capture is None or not covered or torch.is_grad_enabled() or tower.training:
             return original(*args, **kwargs)
-        weights, hooked = inspect_module(tower)
+        weights, hooked = inspect()
         if hooked:
             return original(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode

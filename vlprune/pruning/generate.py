@@ -63,11 +63,9 @@ def wrap_generate(
             state.start_call()
             unpruned.check_embeddings(".generate", kwargs)
             with torch.no_grad():
-                short, arguments = _start_generate(shortener, state, kwargs)
+                short, arguments = _start_generate(shortener, state, kwargs, read_ahead)
             state.latest, state.generating = short, GenerateCall(short)
             try:
-                if read_ahead is not None:
-                    _read_ahead(read_ahead, shortener, short, arguments)
                 with quick_generation_check(shortener.model):
                     output = original(**arguments)
             finally:
@@ -79,23 +77,27 @@ def wrap_generate(
 
 
 def _read_ahead(
-    read_ahead: ReadAhead, shortener: PromptShortener, short: ShortPrompt | None, arguments: dict[str, Any]
+    read_ahead: ReadAhead, shortener: PromptShortener, short: ShortPrompt, before: int, kwargs: dict[str, Any]
 ) -> None:
-    """Tell of a short prompt of which the decoder will get embeddings alone, each row once, at positions from 0 on."""
-    if short is None or short.contents is None or short.contents.visual is not None or short.layer_plan is not None:
+    """Tell of a short prompt of which the decoder will get embeddings alone, each row once, at positions from 0 on.
+
+    `kwargs` are the arguments of the call for the whole prompt, of `before` tokens.
+    """
+    if short.contents is None or short.contents.visual is not None or short.layer_plan is not None:
         return
     if shortener.positions != "renumbered" or short.layout.fillers:
         return
-    if any(arguments.get(name) is not None for name in ("position_ids", "past_key_values")):
+    if any(kwargs.get(name) is not None for name in ("position_ids", "past_key_values")):
         return
-    copies = [generation_setting(shortener.model, arguments, name) for name in ("num_beams", "num_return_sequences")]
-    longest = longest_text(shortener.model, arguments, short.layout.after)
+    model, after = shortener.model, short.layout.after
+    copies = [generation_setting(model, kwargs, name) for name in ("num_beams", "num_return_sequences")]
+    longest = longest_text(model, {**kwargs, **shift_lengths(model, kwargs, after - before)}, after)
     if longest is not None and all(count in (None, 1) for count in copies):
         read_ahead(short.contents.embeds, longest)
 
 
 def _start_generate(
-    shortener: PromptShortener, state: CallState, kwargs: dict[str, Any]
+    shortener: PromptShortener, state: CallState, kwargs: dict[str, Any], read_ahead: ReadAhead | None
 ) -> tuple[ShortPrompt | None, dict[str, Any]]:
     """The call's short prompt, and the arguments that transformers' `generate` is to be called with.
 
@@ -110,6 +112,8 @@ def _start_generate(
     mask = padding_mask(model, kwargs, ids) if mask is None else mask.to(ids.device)
     positions = (mask.long().cumsum(1) - 1).clamp(min=0)
     short = shortener.shorten(ids, mask, kwargs, positions, state.query, state.feature_cache)
+    if read_ahead is not None:
+        _read_ahead(read_ahead, shortener, short, ids.shape[1], kwargs)
     return short, _short_arguments(shortener, short, ids, mask, positions, arguments)
 
 

@@ -8,8 +8,10 @@ one that cannot start.
 A step by itself reads all of u, to which it adds one column, and a row of the kernel. So rows are made ahead: when a
 token is chosen whose row is not there, the rows of the tokens that look best are made in one pass over u (and over the
 features, if there is no kernel matrix), and brought up to date as others are chosen. Most choices then find their row
-in registers, and what programs have to tell each other is in the words. Before they read each other's u there is a
-barrier, which releases and acquires at GPU scope.
+in registers. Before programs read each other's u there is a barrier, which releases and acquires at GPU scope.
+
+Nor does every step need words. Values only fall. So if the best of the tokens ahead, whose values every program knows,
+is above all that any other token had when words were last exchanged, it is the choice, and no program has to ask.
 """
 
 from functools import cache
@@ -22,6 +24,8 @@ from torch import Tensor
 from ..numerics import TIE
 from .launch import blocks, launch, power
 from .words import barrier, choice, delay, exchange, first_reaching, largest, unpack
+
+ROWS_AHEAD = 16  #: what a tensor core takes
 
 
 @triton.jit
@@ -37,17 +41,30 @@ def _start(kernel, table, base, size, i, mine, n, ROWS: tl.constexpr, DISTANCE: 
 
 
 @triton.jit
-def _likely(scores, tokens, j, Q: tl.constexpr, AHEAD: tl.constexpr):
-    """Token j and those of the AHEAD − 1 best scores, −1 where there are not so many: in Q places, and in a warp's."""
-    place, lane = tl.arange(0, Q), tl.arange(0, 32)
-    ahead, names = tl.where(place == 0, j, -1), tl.where(lane == 0, j, -1)
-    for q in range(1, AHEAD):
+def _likely(scores, tokens, j, Q: tl.constexpr):
+    """Token j and those of the Q − 1 best scores, −1 where there are not so many."""
+    place = tl.arange(0, Q)
+    ahead = tl.where(place == 0, j, -1)
+    for q in range(1, Q):
         scores = tl.where(tokens == j, float("-inf"), scores)
         best = largest(scores)
         j = tl.min(tl.where(scores == best, tokens, 0x3FFFFFFF), 0)
-        named = tl.where(best > float("-inf"), j, -1)
-        ahead, names = tl.where(place == q, named, ahead), tl.where(lane == q, named, names)
-    return ahead, names
+        ahead = tl.where(place == q, tl.where(best > float("-inf"), j, -1), ahead)
+    return ahead
+
+
+@triton.jit
+def _values_of(ahead, tokens, values):
+    """The values of the tokens ahead, −inf for one that is not among the tokens."""
+    of_token = tl.where(tokens[None, :] == ahead[:, None], values[None, :], float("-inf"))
+    return tl.max(of_token, 1)
+
+
+@triton.jit
+def _outside(scores, others, tokens, ahead):
+    """The largest value of a token that is not ahead: a program's best, or its next (`others`) if that is."""
+    is_ahead = tl.max((tokens[None, :] == ahead[:, None]).to(tl.int32), 0)
+    return largest(tl.where(is_ahead > 0, others, scores))
 
 
 @triton.jit
@@ -88,11 +105,11 @@ def _rows(
         among = tl.where(tl.abs(among) < float("inf"), among, 0.0)
     if not DISTANCE:
         gone = tl.zeros([BLOCK, Q], tl.float32)
+        step = tl.arange(0, CHUNK)[None, :]
+        of_a, of_i = u + (base + a)[:, None] * depth + step, u + (base + here)[:, None] * depth + step
         for first in range(0, t, CHUNK):
-            s = first + tl.arange(0, CHUNK)
-            on = (s < t)[None, :]
-            ua = tl.load(u + (base + a)[:, None] * depth + s[None, :], mask=on, other=0.0)
-            ui = tl.load(u + (base + here)[:, None] * depth + s[None, :], mask=mine[:, None] & on, other=0.0)
+            ua = tl.load(of_a + first, mask=first + step < t, other=0.0)  # others may have gone on to step t
+            ui = tl.load(of_i + first)  # its own are 0 from t on; a mask would make four loads of one
             if EXACT:
                 left = tl.dot(-ua, tl.trans(ui), left, input_precision="ieee")
                 among = tl.dot(-ua, tl.trans(ua), among, input_precision="ieee")
@@ -136,7 +153,6 @@ def _greedy(
     LANES: tl.constexpr,
     BLOCK: tl.constexpr,
     Q: tl.constexpr,
-    AHEAD: tl.constexpr,
     CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr,
     JITTER: tl.constexpr,
@@ -156,52 +172,84 @@ def _greedy(
     if POOL:
         pool = mine & (tl.load(inside + base + i, mask=mine, other=0) != 0)
     chosen_at = tl.zeros([BLOCK], tl.int32) + k
-    row_of, place_of = tl.arange(0, Q), tl.arange(0, 32)
-    names = tl.full([32], -1, tl.int32)
+    ahead = tl.full([Q], -1, tl.int32)
+    ahead_v2 = tl.full([Q], float("-inf"), tl.float32)
     left = tl.zeros([Q, BLOCK], tl.float32)
     among = tl.zeros([Q, Q], tl.float32)
+    outside = float("inf")  # no token that is not ahead has more
+    exchanges = 0
     scale = 0.0
     tie = 0.0
     if DISTANCE:
         tie += tolerance
     for t in range(k):
         fresh = (t == 0) | (t == c)  # v² only falls, so the first of a phase is the largest
-        value = v2
-        if POOL:
-            value = tl.where(pool | (t >= c), v2, float("-inf"))
-        best = largest(value)
-        step = slots + ((t % 2) * images + b) * 8 * P  # four exchanges of two words a program
-        if SHARED:
-            if JITTER:
-                delay(t, p)
-            named, reached = first_reaching(value, best - tie, lane, value)
-            tops, values = exchange(step, p, best, named, reached, t + 1, P, LANES)
-            best = largest(unpack(tops))
         spent = t < 0
+        best = largest(ahead_v2)
+        sure = (best - tie > outside) & (fresh == 0)
         if not DISTANCE:
-            if fresh:
-                scale = tl.maximum(scale, best)
-                tie = tolerance * scale
-            spent = best <= (tolerance + 8 * eps) * scale
-            if spent:  # go on by the diagonal
-                value = tl.where(value == float("-inf"), value, start)
-                best = largest(value)
-                if SHARED:
-                    named, reached = first_reaching(value, best - tie, lane, value)
-                    tops, values = exchange(step + 2 * P, p, best, named, reached, t + 1, P, LANES)
-                    best = largest(unpack(tops))
-        if SHARED:
-            j, own, scores, tokens = choice(tops, values, best - tie, share, P, LANES)
-            if fresh | (own < best - tie):  # what that program named is a tie for it, but not for all
-                again, reaching = first_reaching(value, best - tie, lane, value)
-                if again < share:  # else it names its best as before
-                    named, reached = again, reaching
-                tops, values = exchange(step + 4 * P, p, largest(value), named, reached, t + 1, P, LANES)
-                j, own, scores, tokens = choice(tops, values, best - tie, share, P, LANES)
+            sure = sure & (best > (tolerance + 8 * eps) * scale)
+        if sure:
+            j = tl.min(tl.where(ahead_v2 >= best - tie, ahead, 0x3FFFFFFF), 0)
+            own = largest(tl.where(ahead == j, ahead_v2, float("-inf")))
         else:
-            scores, tokens = value, lane
-            j, own = first_reaching(value, best - tie, lane, value)
-        j = tl.minimum(j, n - 1)  # it always is, unless numbers are not finite
+            value = v2
+            if POOL:
+                value = tl.where(pool | (t >= c), v2, float("-inf"))
+            best = largest(value)
+            step = slots + ((exchanges % 2) * images + b) * 10 * P  # three exchanges of three words, and a barrier
+            exchanges += 1
+            if SHARED:
+                if JITTER:
+                    delay(t, p)
+                named, reached = first_reaching(value, best - tie, lane, value)
+                tops, values, others = exchange(step, p, value, best, named, reached, exchanges, P, LANES)
+                best = largest(unpack(tops))
+            if not DISTANCE:
+                if fresh:
+                    scale = tl.maximum(scale, best)
+                    tie = tolerance * scale
+                spent = best <= (tolerance + 8 * eps) * scale
+                if spent:  # go on by the diagonal
+                    value = tl.where(value == float("-inf"), value, start)
+                    best = largest(value)
+                    if SHARED:
+                        named, reached = first_reaching(value, best - tie, lane, value)
+                        tops, values, others = exchange(
+                            step + 3 * P, p, value, best, named, reached, exchanges, P, LANES
+                        )
+                        best = largest(unpack(tops))
+            if SHARED:
+                j, own, scores, tokens = choice(tops, values, best - tie, share, P, LANES)
+                if fresh | (own < best - tie):  # what that program named is a tie for it, but not for all
+                    again, reaching = first_reaching(value, best - tie, lane, value)
+                    if again < share:  # else it names its best as before
+                        named, reached = again, reaching
+                    tops, values, others = exchange(
+                        step + 6 * P, p, value, largest(value), named, reached, exchanges, P, LANES
+                    )
+                    j, own, scores, tokens = choice(tops, values, best - tie, share, P, LANES)
+                names_v2, next_v2 = unpack(values), unpack(others)
+            else:
+                scores, tokens = value, lane
+                names_v2, next_v2 = value, tl.full([BLOCK], float("-inf"), tl.float32)
+                j, own = first_reaching(value, best - tie, lane, value)
+            j = tl.minimum(j, n - 1)  # it always is, unless numbers are not finite
+            if (t + 1 < k) & (spent == 0):
+                if tl.max((ahead == j).to(tl.int32), 0) == 0:
+                    ahead = _likely(scores, tokens, j, Q)
+                    ahead_v2 = _values_of(ahead, tokens, names_v2)
+                    if SHARED:
+                        if JITTER:
+                            delay(t + 1, p)
+                        barrier(step + 9 * P, p, exchanges, P, LANES)
+                    else:
+                        tl.debug_barrier()  # u has been written by other threads
+                    left, among = _rows(
+                        kernel, x, table, u, base, size, ahead, i, mine, t, n, d, depth, one,
+                        DISTANCE, ROWS, EXACT, BLOCK, Q, CHUNK, CHANNELS,
+                    )  # fmt: skip
+                outside = _outside(scores, next_v2, tokens, ahead)
         if p == 0:
             token = j.to(tl.int64)
             if LIST:
@@ -212,32 +260,25 @@ def _greedy(
         if t + 1 < k:
             e = tl.zeros([BLOCK], tl.float32)
             if not spent:  # a spent token adds no direction; dividing by its v² would only magnify noise
-                q = tl.max(tl.where(names == j, place_of, -1), 0)
-                if q < 0:
-                    q = 0
-                    ahead, names = _likely(scores, tokens, j, Q, AHEAD)
-                    if SHARED:
-                        if JITTER:
-                            delay(t + 1, p)
-                        barrier(step + 6 * P, p, t + 1, P, LANES)
-                    left, among = _rows(
-                        kernel, x, table, u, base, size, ahead, i, mine, t, n, d, depth, one,
-                        DISTANCE, ROWS, EXACT, BLOCK, Q, CHUNK, CHANNELS,
-                    )  # fmt: skip
-                row = tl.sum(tl.where((row_of == q)[:, None], left, 0.0), 0)
+                its_row = (ahead == j)[:, None]
+                row = tl.sum(tl.where(its_row, left, 0.0), 0)
+                of_ahead = tl.sum(tl.where(its_row, among, 0.0), 0)
                 if DISTANCE:
                     v2 = tl.where((t == 0) | (1.0 - row < v2), 1.0 - row, v2)
+                    ahead_v2 = tl.where((t == 0) | (1.0 - of_ahead < ahead_v2), 1.0 - of_ahead, ahead_v2)
+                    outside = tl.where(t == 0, float("inf"), outside)  # what it began with was no distance to a choice
                 else:
                     root = tl.sqrt_rn(own + eps * scale)
                     e = row / root
-                    of_ahead = tl.sum(tl.where((row_of == q)[:, None], among, 0.0), 0) / root
+                    of_ahead = of_ahead / root
                     left -= of_ahead[:, None] * e[None, :]
                     among -= of_ahead[:, None] * of_ahead[None, :]
                     v2 -= e * e
+                    ahead_v2 -= of_ahead * of_ahead
             if not DISTANCE:
                 tl.store(u + (base + i) * depth + t, e, mask=mine)
             v2 = tl.where(mine & (chosen_at == k), v2, float("-inf"))
-            tl.debug_barrier()
+            ahead_v2 = tl.where((ahead == j) | (ahead < 0), float("-inf"), ahead_v2)
     tl.store(place + base + i, chosen_at, mask=mine)
 
 
@@ -268,12 +309,12 @@ def greedy(
     B, n = source.shape[:2]
     images, share = shares(B, n, source.device) if share is None else (B, share)
     P, size = blocks(n, share), max(16, power(share))
-    depth = blocks(k, 32) * 32
+    depth = blocks(k, 64) * 64
     device = source.device
     order = torch.empty(B, k, dtype=torch.int64, device=device)
     gains = torch.empty(B, k, dtype=torch.float32, device=device)
     place = torch.empty(B, n, dtype=torch.int32, device=device)
-    u = torch.empty(images, n, depth, dtype=torch.float32, device=device) if nearest is None else order
+    u = torch.zeros(images, n, depth, dtype=torch.float32, device=device) if nearest is None else order
     inside = place
     if candidates is not None:
         inside = torch.zeros(B, n, dtype=torch.int8, device=device).scatter_(1, candidates, 1)
@@ -287,7 +328,9 @@ def greedy(
         def cut(t: Tensor, dim: int = 0, start: int = start, count: int = count) -> Tensor:
             return t if count == B else t.narrow(dim, start, count).contiguous()
 
-        slots = torch.zeros(16 * count * P, dtype=torch.int64, device=device) if P > 1 else order
+        if start and nearest is None:
+            u.zero_()
+        slots = torch.zeros(20 * count * P, dtype=torch.int64, device=device) if P > 1 else order
         launch(
             _greedy,
             (P, count),
@@ -314,8 +357,7 @@ def greedy(
             EXACT=exact,
             LANES=max(power(P), 32 * warps),
             BLOCK=size,
-            Q=16,  # what a tensor core takes
-            AHEAD=16,
+            Q=ROWS_AHEAD,
             CHUNK=32 if 1 < warps < 8 and not exact else 16,
             CHANNELS=max(16, min(64, 8192 // size)),
             JITTER=jitter,

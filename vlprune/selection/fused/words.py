@@ -34,19 +34,22 @@ def _read(slots):
 
 
 @triton.jit
-def exchange(slots, p, top, lane, value, tag, P, LANES: tl.constexpr):
-    """Publish this program's largest value, and the lane it would choose with its value; return all programs'.
+def exchange(slots, p, value, top, named, reached, tag, P, LANES: tl.constexpr):
+    """Publish this program's largest value, the lane it would choose with its value, and the largest but for that;
+    return all programs'.
 
     LANES is no less than the threads, so that no word is read by two threads, which might see different ones.
     """
     tag = tag & 0xFFFF
-    tl.atomic_xchg(slots + p, _pack(top, lane * 65536 + tag), sem="relaxed", scope="gpu")
-    tl.atomic_xchg(slots + P + p, _pack(value, tag), sem="relaxed", scope="gpu")
+    other = largest(tl.where(tl.arange(0, value.shape[0]) == named, float("-inf"), value))
+    tl.atomic_xchg(slots + p, _pack(top, named * 65536 + tag), sem="relaxed", scope="gpu")
+    tl.atomic_xchg(slots + P + p, _pack(reached, tag), sem="relaxed", scope="gpu")
+    tl.atomic_xchg(slots + 2 * P + p, _pack(other, tag), sem="relaxed", scope="gpu")
     at = slots + tl.minimum(tl.arange(0, LANES), P - 1)
-    tops, values = _read(at), _read(at + P)
-    while tl.min((((tops & 0xFFFF) == tag) & ((values & 0xFFFF) == tag)).to(tl.int32), 0) == 0:
-        tops, values = _read(at), _read(at + P)
-    return tops, values
+    tops, values, others = _read(at), _read(at + P), _read(at + 2 * P)
+    while tl.max((((tops ^ tag) | (values ^ tag) | (others ^ tag)) & 0xFFFF).to(tl.int32), 0) > 0:
+        tops, values, others = _read(at), _read(at + P), _read(at + 2 * P)
+    return tops, values, others
 
 
 @triton.jit
