@@ -21,7 +21,8 @@ def test_one_compilation_for_all_layers(single, device, layers):
         graphs._compiled_layers = CompiledLayers(model.get_decoder(), backend=counter)
         for _ in range(3):  # the first prefill makes the cache and is not compiled
             assert torch.equal(model.generate(**single, **GREEDY), without)
-    assert counter.frame_count == 2 * 3  # prefill and step: positions, layers, last norm
+    # prefill and step: positions, layers, last norm; torch 2.6 makes three more, of however many layers
+    assert counter.frame_count == (2 * 3 if hasattr(torch._dynamo.config, "recompile_limit") else 9)
     assert [layer.self_attn.layer_idx for layer in model.get_decoder().layers] == list(range(layers))
     torch._dynamo.reset()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -123,7 +123,7 @@ class CompiledLayers:
     def installed(self, cache: Any) -> Iterator[None]:
         """Inside, the decoder's layers run compiled, on this cache."""
         with ExitStack() as stack:
-            stack.enter_context(torch._dynamo.config.patch(recompile_limit=64))
+            stack.enter_context(many_compilations())
             for module in (getattr(self._decoder, name, None) for name in ("rotary_emb", "norm")):
                 if module is not None:
                     compiled = functools.partial(self._compiled_call, type(module).forward, module)
@@ -145,6 +145,14 @@ class CompiledLayers:
             return self._compiled_call(class_forward, layer, *args, **{**kwargs, "past_key_values": layer_cache})
 
         return forward
+
+
+def many_compilations() -> AbstractContextManager[Any]:
+    """Inside, one function may be compiled for more kinds of inputs than torch allows by itself."""
+    settings = torch._dynamo.config
+    name = "recompile_limit" if hasattr(settings, "recompile_limit") else "cache_size_limit"  # torch 2.6
+    limit: AbstractContextManager[Any] = settings.patch({name: 64})
+    return limit
 
 
 def call_function(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

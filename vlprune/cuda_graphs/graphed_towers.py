@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlprune.cuda_graphs.capture import Capture, Capturing, call_function
+from vlprune.cuda_graphs.capture import Capture, Capturing, call_function, many_compilations
 from vlprune.cuda_graphs.text_tower import TextTowerGraphs
 from vlprune.cuda_graphs.vision_tower import find_towers, tower_forward, tower_layers
 from vlprune.pruning.feature_cache import tower_settings
@@ -45,7 +45,7 @@ class GraphedTowers:
                 self._patches.add(layer.mlp, "forward", types.MethodType(gelu_mlp, layer.mlp))
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with torch._dynamo.config.patch(recompile_limit=64):  # the decoder's layers count, too
+            with many_compilations():  # the decoder's layers count, too
                 return original(*args, **kwargs)
 
         return forward
