@@ -1,11 +1,13 @@
-"""Layers are compiled once, not once each."""
+"""Layers are compiled once, not once each; and what a graph depends on is seen when it changes."""
+
+import copy
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
 from tests.support import tiny_llava as tiny
-from vlprune.cuda_graphs.capture import CompiledLayers, no_capture
+from vlprune.cuda_graphs.capture import CompiledLayers, ModuleInspector, no_capture
 from vlprune.cuda_graphs.graphed_model import GraphedModel
 
 GREEDY = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
@@ -36,3 +38,29 @@ def test_the_real_compiler(single, device):
         for _ in range(2):
             assert torch.equal(model.generate(**single, **GREEDY), without)
     torch._dynamo.reset()
+
+
+def test_an_inspector_sees_what_changes_after_it_was_made():
+    module = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.nn.ReLU())
+    inspect = ModuleInspector(module)
+    states = [inspect()]
+    module[0][0] = torch.nn.Linear(2, 2)
+    states.append(inspect())
+    module[1].add_module("inside", torch.nn.Linear(2, 2))  # which had no children, and no weights
+    states.append(inspect())
+    module[0].register_parameter("scale", torch.nn.Parameter(torch.ones(2)))
+    states.append(inspect())
+    module[0][0].weight.data = module[0][0].weight.data.clone()
+    states.append(inspect())
+    assert len({state.weight_addresses for state in states}) == len(states)
+    assert not any(state.hooked for state in states)
+    other = copy.deepcopy(inspect)
+    handle = module[1].inside.register_forward_hook(lambda *_: None)
+    assert inspect().hooked
+    assert not other().hooked
+    handle.remove()
+    assert inspect() == states[-1] != other()
+    module.register_forward_hook(lambda *_: None)  # its own is called with a replay
+    assert not inspect().hooked
+    module[1].inside._hf_hook = None
+    assert inspect().hooked
