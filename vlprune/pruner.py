@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from vlprune.cuda_graphs import use_cuda_graphs
+from vlprune.cuda_graphs.text_tower import TextTowerGraphs
 from vlprune.devices import input_device
 from vlprune.media.image import to_image
 from vlprune.methods.base import Method
@@ -63,8 +64,9 @@ def attach(
             known. Of an id, a path and "auto" only the text half is loaded.
         cache_bytes: how much memory the vision features of recent images may take; 0 turns that cache off.
         feature_cache: in place of one of its own, a cache that several pruners share; `detach` does not empty it.
-        cuda_graphs: what runs as CUDA graphs on a GPU: "towers", the vision tower and the text tower of a dual encoder;
-            True, the LLM of `generate` too; "compile" compiles its layers first. False: nothing.
+        cuda_graphs: what of the model runs as CUDA graphs on a GPU: "towers", its vision tower; True, the LLM of
+            `generate` too; "compile" compiles its layers first. False: nothing. Choosing tokens always does, and so
+            does the text tower of a dual encoder.
 
     Example:
         with attach(model, Script(keep=64), processor=processor) as pruner:
@@ -124,8 +126,8 @@ class Pruner:
         self._cleanup = ExitStack()
         self._generate_before = model.__dict__.get("generate")
         self.cuda_graphs = use_cuda_graphs(model, cuda_graphs)  # first: graphs are for what we hand to generate
-        if self.cuda_graphs is not None:
-            questions.embed_by(self.cuda_graphs.text_tower)
+        self._text_tower = TextTowerGraphs(model)
+        questions.embed_by(self._text_tower)
         try:
             self._put_in_place(wrapper)
         except BaseException:
@@ -227,6 +229,7 @@ class Pruner:
             self._cleanup.close()
         if self.cuda_graphs is not None:
             self.cuda_graphs.close()
+        self._text_tower.clear()
         if self._owns_cache:
             self.clear_cache()
 

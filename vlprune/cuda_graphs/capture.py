@@ -164,8 +164,8 @@ class ModuleState(NamedTuple):
     """What a captured graph depends on.
 
     `weight_addresses` changes when a weight moves: graphs read the weights where they were (and see what is written
-    there). `hooked`: somebody else than transformers (which collects outputs so) has hooks inside, which a replay would
-    not call, or accelerate moves weights.
+    there); and when a part is replaced. `hooked`: somebody else than transformers (which collects outputs so) has hooks
+    inside, which a replay would not call, or accelerate moves weights.
     """
 
     weight_addresses: Hashable
@@ -187,6 +187,7 @@ class ModuleInspector:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self._changes = 0  # of its parts
         self._list_parts()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleInspector:
@@ -196,11 +197,14 @@ class ModuleInspector:
     def __call__(self) -> ModuleState:
         """What the module is like now."""
         if any(self._empty) or [list(one.values()) for one in self._children] != self._listed:
+            self._changes += 1
             self._list_parts()
         addresses = [weight.data_ptr() for one in self._weights for weight in one.values() if weight is not None]
         hooks = [hook for one in self._hooks if one for hook in one.values()]
         hooked = any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
-        return ModuleState(hash(tuple(addresses)), hooked or any("_hf_hook" in own for own in self._attributes))
+        return ModuleState(
+            hash((self._changes, *addresses)), hooked or any("_hf_hook" in own for own in self._attributes)
+        )
 
     def _list_parts(self) -> None:
         self._attributes = [one.__dict__ for one in self.module.modules()]

@@ -47,9 +47,7 @@ class GraphedModel:
             )
         self._warned: set[str] = set()
         self._capturing = Capturing(model, capture, self._warn)
-        self._towers = GraphedTowers(model, self._capturing, compiler="inductor" if compile else None)
-        #: Embeds the questions of a pruner's dual encoder.
-        self.text_tower = self._towers.text_tower
+        self._towers = GraphedTowers(model, self._capturing, fused=True, compiler="inductor" if compile else None)
         self._compiled_layers = CompiledLayers(self._decoder) if compile else None
         self._fused_modules: FusedModules | None = None
         self._decoder_graphs: OrderedDict[Hashable, DecoderGraphs] = OrderedDict()  # by batch size and cache size

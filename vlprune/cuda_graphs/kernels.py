@@ -1,4 +1,4 @@
-"""Triton kernels of `vlprune.cuda_graphs.fused_attention` and `vlprune.cuda_graphs.fused_norm_mlp`."""
+"""Triton kernels of `fused_attention`, `fused_norm_mlp` and `fused_encoder`, in `vlprune.cuda_graphs`."""
 
 # mypy: disallow-untyped-defs=False
 
@@ -47,7 +47,8 @@ def _attention_kernel(
         cos, sin = tl.load(COS + angle, there, 0.0), tl.load(SIN + angle, there, 0.0)
         k1, k2 = _rotate(tl.load(at + near, there, 0.0), tl.load(at + half + near, there, 0.0), cos, sin)
         value = tl.load(at + FEW * D + wide, there, 0.0)
-        mine = there & (start >= block * ROWS) & (head % (HEADS // FEW) == 0)
+        stores = (start >= block * ROWS) & (head % (HEADS // FEW) == 0)
+        mine = columns < tl.where(stores, n, 0)  # Triton 3.9's interpreter takes no mask that is partly one number
         tl.store(KEYS + cache + columns * D + near, k1, mine)
         tl.store(KEYS + cache + columns * D + half + near, k2, mine)
         tl.store(VALUES + cache + columns * D + wide, value, mine)
@@ -121,3 +122,34 @@ def launch_gated_silu(gate_up: Tensor) -> Tensor:
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
     _gated_silu_kernel[(out.numel() // width, triton.cdiv(width, 2048))](gate_up, out, width, BLOCK=2048, num_warps=4)
     return out
+
+
+@triton.jit
+def _layer_norm_kernel(X, Y, WEIGHT, BIAS, MORE, TOTAL, OUT, d, eps, ADD: tl.constexpr, BLOCK: tl.constexpr):
+    """Layer norm of one row of X; with ADD of X + Y, and X + Y + MORE beside it."""
+    row = tl.program_id(0).to(tl.int64) * d
+    at = tl.arange(0, BLOCK)
+    there = at < d
+    kind = OUT.dtype.element_ty
+    x = tl.load(X + row + at, there, 0.0).to(tl.float32)
+    if ADD:
+        x = (x + tl.load(Y + row + at, there, 0.0).to(tl.float32)).to(kind).to(tl.float32)
+        tl.store(TOTAL + row + at, (x + tl.load(MORE + at, there, 0.0).to(tl.float32)).to(kind), there)
+    away = tl.where(there, x - tl.sum(x, 0) / d, 0.0)
+    out = away * tl.rsqrt(tl.sum(away * away, 0) / d + eps)
+    weight, bias = tl.load(WEIGHT + at, there, 0.0).to(tl.float32), tl.load(BIAS + at, there, 0.0).to(tl.float32)
+    tl.store(OUT + row + at, (out * weight + bias).to(kind), there)
+
+
+def launch_add_layer_norm(
+    x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor, eps: float, more: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`vlprune.cuda_graphs.fused_encoder.add_layer_norm` on a GPU."""
+    x, d = x.contiguous(), x.shape[-1]
+    out, block = torch.empty_like(x), triton.next_power_of_2(d)
+    total = x if y is None else torch.empty_like(x)
+    _layer_norm_kernel[(x.numel() // d,)](
+        x, x if y is None else y.contiguous(), weight, bias, weight if more is None else more, total, out, d, eps,
+        ADD=y is not None, BLOCK=block, num_warps=4 if block <= 2048 else 8,
+    )  # fmt: skip
+    return total, out

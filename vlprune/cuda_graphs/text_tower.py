@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -19,11 +20,11 @@ STEP = 16
 class TextTowerGraphs:
     """Does what `clip_text` does, by graphs: one for each multiple of `STEP` tokens.
 
-    The text tower has to be on the device of `model`.
+    The text tower has to be on the device of `model`. `capture` takes the place of CUDA's own, on any device.
     """
 
-    def __init__(self, model: Any, capturing: Capturing) -> None:
-        self._model, self._capturing = model, capturing
+    def __init__(self, model: Any, capture: Capture | None = None) -> None:
+        self._model, self._capturing = model, Capturing(model, capture, _warn)
         self._graphs: dict[Hashable, tuple[Tensor, Callable[[], Tensor]]] = {}
         self._captured: tuple[Any, Hashable] = (None, None)
         self._inspect: ModuleInspector | None = None
@@ -67,3 +68,7 @@ class TextTowerGraphs:
             held = given.to(encoder.device, copy=True)
             self._graphs[length] = held, capture(lambda: clip_text_at_end(encoder, held))
         return self._graphs[length]
+
+
+def _warn(reason: str) -> None:
+    warnings.warn(f"vlprune: questions are embedded without CUDA graphs: {reason}.", stacklevel=2)
