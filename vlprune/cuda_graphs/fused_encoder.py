@@ -19,7 +19,7 @@ from vlprune.cuda_graphs.fused_linear import FusedLinear, can_fuse_linear
 
 #: Layer classes of transformers that are plain: x + attention(norm(x)), then x + fc2(activation(fc1(norm(x)))).
 LAYER_CLASSES = ("SiglipEncoderLayer", "CLIPEncoderLayer")
-#: A product whose columns are no multiple of this is slower than one with as many more columns.
+#: The MLP's columns are filled up to a multiple of this: on an H200 4,352 take less time than SigLIP's 4,304.
 TILE = 128
 
 
