@@ -1,6 +1,7 @@
 """Layers are compiled once, not once each; and what a graph depends on is seen when it changes."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -23,8 +24,9 @@ def test_one_compilation_for_all_layers(single, device, layers):
         graphs._compiled_layers = CompiledLayers(model.get_decoder(), backend=counter)
         for _ in range(3):  # the first prefill makes the cache and is not compiled
             assert torch.equal(model.generate(**single, **GREEDY), without)
-    # prefill and step: positions, layers, last norm; torch 2.6 makes three more, of however many layers
-    assert counter.frame_count == (2 * 3 if hasattr(torch._dynamo.config, "recompile_limit") else 9)
+    # prefill and step: positions, layers, last norm; torch 2.6 on Python 3.10 makes three more, of however many layers
+    newer = hasattr(torch._dynamo.config, "recompile_limit") or sys.version_info >= (3, 11)
+    assert counter.frame_count == (2 * 3 if newer else 9)
     assert [layer.self_attn.layer_idx for layer in model.get_decoder().layers] == list(range(layers))
     torch._dynamo.reset()
 

@@ -7,6 +7,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from tests.support.interpreter import run_interpreted
 from tests.support.tape import capture_on_tape
+from tests.support.versions import needs_interpreted_loops
 from vlprune.cuda_graphs.capture import CompiledLayers, CudaGraphCapture
 from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs
 from vlprune.cuda_graphs.fused_attention import FusedAttention, can_fuse_attention, fused_attention
@@ -99,6 +100,7 @@ def test_in_a_decoder(device, compiled):
     torch._dynamo.reset()
 
 
+@needs_interpreted_loops
 def test_the_kernel(device):
     if device.type == "cuda":
         from vlprune.cuda_graphs.kernels import launch_attention

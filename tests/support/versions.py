@@ -20,6 +20,14 @@ needs_interpreter = pytest.mark.skipif(
     reason="Triton 3.2's interpreter knows no booleans",
 )
 
+needs_interpreted_loops = pytest.mark.skipif(
+    not torch.cuda.is_available()
+    and triton is not None
+    and Version(triton.__version__).release < (3, 3)
+    and Version(version("numpy")).release >= (2, 4),
+    reason="Triton 3.2's interpreter turns arrays of one number into integers, which NumPy 2.4 refuses",
+)
+
 needs_newer_matplotlib = pytest.mark.skipif(
     Version(version("matplotlib")).release < (3, 11), reason="matplotlib 3.10 lays the same picture out otherwise"
 )
