@@ -15,7 +15,9 @@ thread: what is really held is what malloc counts as in use, which is sampled to
 Memory and open files are printed; results, hooks and attributes decide the exit code. At the end the pruners are
 detached, and every model must be what it was.
 `--plain` makes such calls, but none that fail, of the models without pruners: what grows there too is not ours.
-`--repeats` asks the same again, alone and beside two others in a batch, and in plain torch, and compares tokens.
+`--repeats` asks the same again, alone and beside two others in a batch, and in plain torch, and compares tokens. It
+then asks about a fifth as many drawn scenes here and on another device: on a CPU, or, from a CPU, in float64. Where
+tokens differ, it names the choice in which the two part, and the values of the two tokens, which must be a tie.
 """
 
 import argparse
@@ -40,6 +42,7 @@ import torch
 from vlprune import FastV, Script, ScriptPlus, VisionZip, attach, pocket
 from vlprune.cuda_graphs import GraphedModel
 from vlprune.cuda_graphs.capture import Capturing
+from vlprune.record import Record
 
 sys.path.insert(0, str(Path(__file__).parent))
 from process_memory import in_use, resident, told, trimmed
@@ -52,6 +55,7 @@ QUESTIONS = [
     "how many squares are there?",
     "is there a blue circle?",
 ]
+TIE = 1e-5  #: of the largest value: as far as rounding on another device may bring two tokens' values
 TOGETHER = {"llava_onevision": (2, 3, 6)}  # its images that are not cut into tiles, as those of a row with several are
 SEVEN_B = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
 
@@ -315,7 +319,7 @@ def soak(given: Any) -> int:
 
 
 def repeats(count: int, device: str) -> int:
-    """The same prompt so many times, alone and between neighbours, with the fused kernels and without."""
+    """The same prompt so many times, alone and between neighbours, with the fused kernels and without; then devices."""
     from vlprune.selection import use_fused
 
     wrong = 0
@@ -338,7 +342,62 @@ def repeats(count: int, device: str) -> int:
                 seen["in plain torch: differ"] += run(alone) != first
         wrong += sum(number for way, number in seen.items() if "differ" in way)
         print(f"{name}: " + ", ".join(f"{way} {number:,}" for way, number in seen.items()), flush=True)
+        wrong += devices(name, max(1, count // 5), device)
     return wrong
+
+
+def devices(name: str, count: int, device: str) -> int:
+    """Questions whose tokens are not the same here and on another device, but for ties, which are named."""
+    here, there = PocketBed(name, device), PocketBed(name, "cpu")
+    other = "on a CPU"
+    if device == "cpu":
+        other = "in float64"
+        there.model.double()
+        if "dual_encoder" in there.options:
+            there.options["dual_encoder"].double()
+    records: dict[str, list[Record]] = {}
+    for key, bed in (("here", here), ("there", there)):
+        with torch.no_grad(), attach(bed.model, bed.method, cache_bytes=0, **bed.options) as pruner:
+            for scene in pocket.scenes("test", count):
+                prompt = f"USER: <image>\n{pocket.questions(scene)[0].text} ASSISTANT:"
+                inputs = bed.processor(images=pocket.images([scene]), text=prompt, return_tensors="pt")
+                bed.model.generate(**inputs.to(bed.model.device, bed.model.dtype), max_new_tokens=1, do_sample=False)
+                records.setdefault(key, []).append(pruner.records[0])
+    ties, unlike = [], []
+    for number, (one, two) in enumerate(zip(records["here"], records["there"], strict=True)):
+        if one.kept.tolist() != two.kept.tolist():
+            found = [parting(*both) for both in zip(rankings(one), rankings(two), strict=True)]
+            gap, words = min(found, default=(float("inf"), "no ranking is told"))
+            (ties if gap <= TIE else unlike).append(f"scene {number}, {words}")
+    print(f"{name}: {count:,} scenes {other}: {len(ties)} differ by a tie, {len(unlike)} differ otherwise", flush=True)
+    for words in ties + unlike:
+        print(f"  {words}")
+    return len(unlike)
+
+
+def rankings(record: Record) -> list[tuple[list[int], list[float]]]:
+    """What a method chose by: tokens in order, and the value of each when it was chosen; largest first."""
+    found = []
+    if record.gains is not None:
+        found.append((record.order, record.gains))
+    for scores, sign in ((record.ranking, 1), (record.redundancy, -1)):
+        if scores is not None:
+            values, order = (sign * scores).sort(descending=True, stable=True)
+            found.append((order, values))
+    return [(order.tolist(), values.tolist()) for order, values in found]
+
+
+def parting(one: tuple[list[int], list[float]], two: tuple[list[int], list[float]]) -> tuple[float, str]:
+    """How far apart, relative to the largest, the values are of the first tokens that the two rankings differ in."""
+    largest = max(map(abs, (*one[1], *two[1])))
+    for rank, (a, b, value, other) in enumerate(zip(one[0], two[0], one[1], two[1])):
+        if a != b:
+            gap = abs(value - other) / largest
+            return (
+                gap,
+                f"rank {rank}: token {a} or {b}, values {value:.7g} and {other:.7g}, {gap:.1e} of the largest apart",
+            )
+    return float("inf"), "the same ranking"
 
 
 def main() -> None:

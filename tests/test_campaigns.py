@@ -138,3 +138,31 @@ def test_soak_on_tapes():
 def test_the_same_again(monkeypatch, capsys):
     said = run_here(monkeypatch, capsys, "soak.py", "--repeats", 1)
     assert "script: again 1, again: differ 0, beside two others 1" in said
+    assert said.count("1 scenes in float64: 0 differ by a tie, 0 differ otherwise") == 4
+
+
+def test_tokens_of_another_device(monkeypatch, capsys):
+    """Ties are told apart from models that differ."""
+    soak = load_script("benchmarks/soak.py")
+    one = ([4, 7, 2], [2.0, 1.0, 0.5])
+    assert soak.parting(one, ([4, 2, 7], [2.0, 1.0 + 2e-6, 0.4]))[0] == pytest.approx(1e-6)
+    assert soak.parting(one, ([4, 2, 7], [2.0, 1.5, 0.4]))[0] == pytest.approx(0.25)
+    assert soak.parting(one, one)[0] == float("inf")
+    made = []
+
+    class Shaken(soak.PocketBed):
+        """The second that is made has other weights."""
+
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+            if len(made) == 2:
+                for weight in self.model.model.multi_modal_projector.parameters():
+                    weight.data += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+
+    monkeypatch.setattr(soak, "PocketBed", Shaken)
+    assert soak.devices("script", 2, "cpu") == 2
+    assert (
+        "script: 2 scenes in float64: 0 differ by a tie, 2 differ otherwise\n  scene 0, rank "
+        in capsys.readouterr().out
+    )
