@@ -2,14 +2,27 @@
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from vlprune.cuda_graphs.capture import no_capture
 from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs
 from vlprune.cuda_graphs.fused_modules import FusedModules
-from vlprune.cuda_graphs.vision_tower import find_towers
+from vlprune.cuda_graphs.vision_tower import PATCH_TOWERS, find_towers, told_sizes
 from vlprune.measure.architectures import get_architecture
 
 META = torch.device("meta")
+
+
+class OneDevice(TorchDispatchMode):
+    """Raises where an operation moves values between devices, which would wait for the host's memory."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        devices = {leaf.device for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)}
+        assert len(devices) <= 1, f"{func} on {devices}"
+        return out
 
 
 @pytest.fixture(
@@ -38,11 +51,20 @@ def test_the_decoder(model, padded):
 
 
 def test_the_tower(model):
-    known = [tower.config.model_type for tower in find_towers(model)]
-    assert bool(known) == (not model.config.model_type.startswith("qwen"))
-    for tower in find_towers(model):
+    (tower,) = find_towers(model)
+    with torch.no_grad():
+        if tower.config.model_type in PATCH_TOWERS:
+            told = told_sizes(tower, torch.tensor([[1, 72, 72], [2, 4, 6]]))
+            read_on_host = ("grid_thw", "cu_seqlens", "cu_window_seqlens")
+            told = {name: value if name in read_on_host else value.to(META) for name, value in told.items()}
+            patches = torch.empty(72 * 72 + 48, 3 * 2 * 14 * 14, dtype=torch.bfloat16, device=META)
+            with OneDevice():
+                out = tower(patches, **told)
+            assert out.pooler_output.shape == (36 * 36 + 12, tower.config.out_hidden_size)
+            return
         size = tower.config.image_size
         size = size if isinstance(size, int) else size[0]
-        with torch.no_grad():
-            out = tower(torch.empty(2, 3, size, size, dtype=torch.bfloat16, device=META), output_hidden_states=True)
+        pixels = torch.empty(2, 3, size, size, dtype=torch.bfloat16, device=META)
+        with OneDevice():
+            out = tower(pixels, output_hidden_states=True)
         assert len(out.hidden_states) == tower.config.num_hidden_layers + 1

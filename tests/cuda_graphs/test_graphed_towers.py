@@ -1,11 +1,14 @@
 """Towers as graphs while the LLM runs as it does: what `attach` does on a GPU if nothing else is said."""
 
+import copy
 import inspect
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.utils._pytree import tree_leaves
 from transformers import (
     Dinov2Config,
     Dinov2Model,
@@ -18,9 +21,12 @@ from transformers import (
 )
 
 from tests.support import tiny_llava as tiny
+from tests.support.families import CASES
+from tests.support.families import made as made_model
+from tests.support.families.qwen import PIXELS
 from tests.support.tape import capture_on_tape
 from tests.support.versions import needs_compile
-from vlprune import Script, attach
+from vlprune import Random, Script, attach
 from vlprune.cuda_graphs import GraphedModel, graphed_towers, use_cuda_graphs
 from vlprune.cuda_graphs.capture import Capturing, CudaGraphCapture, no_capture
 from vlprune.cuda_graphs.graphed_towers import GraphedTowers, graph_towers
@@ -98,6 +104,71 @@ def test_towers_of_other_kinds(kind, device, capture, made):
     assert len(made) == 1
     for got, expected in zip(found, plain, strict=True):
         assert torch.equal(torch.stack(got), torch.stack(expected))
+
+
+QWENS = [case for case in CASES if case.name.startswith("qwen")]
+
+
+@pytest.fixture(params=QWENS, ids=[case.name for case in QWENS])
+def qwen(request, device):
+    return copy.deepcopy(made_model(request.param)).to(device)
+
+
+def patches_of(*sizes, device, seed=0):
+    """The patches of images (time, height, width), and their sizes."""
+    count = sum(math.prod(size) for size in sizes)
+    pixels = torch.randn(count, PIXELS, generator=torch.Generator().manual_seed(seed))
+    return pixels.to(device), torch.tensor(sizes, device=device)
+
+
+@torch.no_grad()
+def test_towers_of_patches(qwen, device, capture, made):
+    """Each list of image sizes has a graph of its own, also where there are as many patches in all."""
+    lists = {"one": [(1, 6, 4)], "turned": [(1, 4, 6)], "two": [(1, 2, 6), (1, 6, 2)], "a video": [(3, 2, 4)]}
+    calls = [patches_of(*lists[name], device=device, seed=i) for i in range(3) for name in lists]
+    tower = qwen.model.visual
+    plain = [tower(pixels, grid_thw=sizes, return_dict=True) for pixels, sizes in calls]
+    with graph_towers(qwen, capture):
+        found = [tower(pixels, grid_thw=sizes, return_dict=True) for pixels, sizes in calls]
+    assert len(made) == len(lists)
+    for got, expected in zip(found, plain, strict=True):
+        assert list(got) == list(expected)
+        for one, other in zip(tree_leaves(dict(got)), tree_leaves(dict(expected)), strict=True):
+            assert torch.equal(one, other)
+    assert "forward" not in tower.__dict__
+
+
+@pytest.mark.parametrize("case", QWENS, ids=[case.name for case in QWENS])
+def test_attach_does_so_for_patches(case, device, on_any_device, made):
+    model = copy.deepcopy(made_model(case)).to(device)
+    batch = {name: value.to(device) for name, value in case.batch(case.samples("mixed")).items()}
+    seen = {}
+    for graphs in ("towers", False):
+        with attach(model, Random(keep=3), cache_bytes=0, cuda_graphs=graphs) as pruner:
+            out = [model.generate(**batch, **GREEDY).tolist() for _ in range(3)]
+            seen[graphs] = out, [record.kept.tolist() for record in pruner.records]
+    assert seen["towers"] == seen[False]
+    assert len(made) == 2, "the images and the videos of the second call"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("why", ["attention of another kind", "too many", "no sizes"])
+def test_patches_that_are_not_covered(qwen, device, capture, made, why, monkeypatch):
+    from vlprune.cuda_graphs import vision_tower
+
+    tower, (pixels, sizes) = qwen.model.visual, patches_of((1, 4, 4), device=device)
+    if why == "attention of another kind":
+        qwen.set_attn_implementation("eager")
+    elif why == "too many":
+        monkeypatch.setattr(vision_tower, "MAX_PATCHES", 15)
+    with graph_towers(qwen, capture):
+        for _ in range(3):
+            if why == "no sizes":
+                with pytest.raises(TypeError, match="grid_thw"):
+                    tower(pixels)
+            else:
+                tower(pixels, grid_thw=sizes)
+    assert not made
 
 
 @needs_compile

@@ -1,10 +1,10 @@
-"""CUDA graphs of a vision tower, one for each shape of its pixels."""
+"""CUDA graphs of a vision tower, one for each shape of its pixels, or for each list of image sizes."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +13,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector
 from vlprune.pruning.feature_cache import tower_settings
 
-#: Towers whose forward a graph can hold: others read sizes on the host.
-TOWERS = ("clip_vision_model", "siglip_vision_model", "internvl_vision", "dinov2", "dinov2_with_registers")
+#: Towers of images of one size, whose forward a graph can hold as it is.
+IMAGE_TOWERS = ("clip_vision_model", "siglip_vision_model", "internvl_vision", "dinov2", "dinov2_with_registers")
+#: Towers of patches of images of any size, whose forward reads the sizes on the host unless it is told them.
+PATCH_TOWERS = ("qwen2_vl_vision", "qwen2_5_vl_vision", "qwen3_vl_vision")
 #: More images than these fill the GPU, so that launches are no longer what takes the time.
 MAX_IMAGES = 8
+#: Towers of patches launch each window or image by itself, however many there are: what bounds them is memory.
+MAX_PATCHES = 16_384
 #: Shapes of pixels whose graphs are kept.
 MAX_SHAPES = 4
 #: Shapes whose calls are counted.
@@ -24,44 +28,56 @@ MAX_COUNTED = 64
 
 
 def find_towers(model: Any) -> list[Any]:
-    """The model's towers that are among `TOWERS`."""
+    """The model's towers that graphs can hold."""
     children = model.base_model.children() if hasattr(model, "base_model") else []
-    return [child for child in children if getattr(getattr(child, "config", None), "model_type", None) in TOWERS]
+    known = (*IMAGE_TOWERS, *PATCH_TOWERS)
+    return [child for child in children if getattr(getattr(child, "config", None), "model_type", None) in known]
 
 
 def tower_layers(tower: Any) -> list[Any]:
-    """The layers of a tower, in order; of any kind, where `vlprune.vision` wants those that it can take apart."""
+    """The layers of a tower of images, in order; of any kind, where `vlprune.vision` wants those it can take apart."""
     lists = [one for one in tower.modules() if isinstance(one, torch.nn.ModuleList)]
-    return next((list(one) for one in lists if len(one) == tower.config.num_hidden_layers), [])
+    count = getattr(tower.config, "num_hidden_layers", None)
+    return next((list(one) for one in lists if len(one) == count), [])
+
+
+class TowerGraph(NamedTuple):
+    """A graph, the memory that it reads the pixels from, and what else it reads, which must live as long."""
+
+    pixels: Tensor
+    others: dict[str, Any]
+    replay: Callable[[], Any]
 
 
 class TowerGraphs:
-    """A tower's graphs, one for each shape of pixels and each set of options; the last few are kept.
+    """A tower's graphs, one for each shape of pixels, sizes and set of options; the last few are kept.
 
     What comes for the `seen`-th time is captured.
     """
 
-    def __init__(self, forward: Callable[..., Any], seen: int) -> None:
-        self._forward, self._seen = forward, seen
+    def __init__(self, tower: Any, forward: Callable[..., Any], seen: int) -> None:
+        self._tower, self._forward, self._seen = tower, forward, seen
         self._calls: OrderedDict[Hashable, int] = OrderedDict()
-        self._graphs: OrderedDict[Hashable, tuple[Tensor, Callable[[], Any]]] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, TowerGraph] = OrderedDict()
         self._captured_weights: Hashable = None
 
     def get(
-        self, pixels: Tensor, options: dict[str, Any], weights: Hashable, capture: Capture
-    ) -> tuple[Tensor, Callable[[], Any]] | None:
-        """The memory that a graph reads its pixels from, and its replay; None where it is not yet to be captured."""
+        self, pixels: Tensor, sizes: Tensor | None, options: dict[str, Any], weights: Hashable, capture: Capture
+    ) -> TowerGraph | None:
+        """The graph for such a call, `sizes` (N, 3) being those of a tower of patches; None where it is not yet due."""
         if self._captured_weights != weights:
             self._graphs.clear()
             self._captured_weights = weights
-        key = (pixels.shape, pixels.dtype, tuple(sorted(options.items())))
+        images = None if sizes is None else tuple(map(tuple, sizes.tolist()))
+        key = (pixels.shape, pixels.dtype, images, tuple(sorted(options.items())))
         if key not in self._graphs:
             if not self._is_due(key):
                 return None
             held = pixels.clone()
+            others = options if sizes is None else options | told_sizes(self._tower, sizes)
             while len(self._graphs) >= MAX_SHAPES:
                 self._graphs.popitem(last=False)
-            self._graphs[key] = held, capture(lambda: self._forward(held, **options))
+            self._graphs[key] = TowerGraph(held, others, capture(lambda: self._forward(held, **others)))
         self._graphs.move_to_end(key)
         return self._graphs[key]
 
@@ -74,19 +90,46 @@ class TowerGraphs:
         return calls >= self._seen
 
 
+def told_sizes(tower: Any, sizes: Tensor) -> dict[str, Any]:
+    """All that the forward of a tower of patches computes from the images' sizes (N, 3), as arguments for it.
+
+    Lengths are on the host, where the tower splits by them; what its kernels read is on the device.
+    """
+    from transformers import vision_utils
+
+    merge = tower.spatial_merge_size
+    told = {
+        "grid_thw": sizes.cpu(),
+        "cu_seqlens": vision_utils.get_vision_cu_seqlens(sizes).cpu(),
+        "position_ids": vision_utils.get_vision_position_ids(sizes, merge),
+    }
+    if hasattr(tower, "window_size"):  # Qwen2.5-VL
+        windows, lengths = vision_utils.get_vision_window_index(sizes, merge, tower.window_size, tower.patch_size)
+        told |= {"window_index": windows.to(sizes.device), "cu_window_seqlens": lengths.cpu()}
+    if hasattr(tower, "interpolation_mode"):  # Qwen3-VL
+        mode = {"mode": tower.interpolation_mode, "align_corners": tower.interpolation_align_corners}
+        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+            sizes, num_grid_per_side=tower.num_grid_per_side, spatial_merge_size=merge, **mode
+        )
+        told |= {"interp_indices": indices, "interp_weights": weights}
+    return told
+
+
 def tower_forward(tower: Any, original: Callable[..., Any], capturing: Capturing, seen: int) -> Callable[..., Any]:
     """A forward for the tower that replays graphs; calls that graphs do not cover go to the original.
 
     So do all calls while a CheaperTower is at work, whose changes inside the tower a graph would not see.
     """
-    graphs, inspect = TowerGraphs(original, seen), ModuleInspector(tower)
+    graphs, inspect = TowerGraphs(tower, original, seen), ModuleInspector(tower)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or any(tower_settings([tower])):
             return original(*args, **kwargs)
         capture, options = capturing.capture(), dict(kwargs)
         pixels: Any = options.pop("pixel_values", None) if not args else args[0]
-        covered = len(args) <= 1 and _covers(pixels, options) and not torch.is_autocast_enabled(pixels.device.type)
+        sizes: Any = options.pop("grid_thw", None)
+        covered = len(args) <= 1 and _covers(tower, pixels, sizes, options)
+        covered = covered and not torch.is_autocast_enabled(pixels.device.type)
         if capture is None or not covered or torch.is_grad_enabled() or tower.training:
             return original(*args, **kwargs)
         weights, hooked = inspect()
@@ -94,28 +137,30 @@ def tower_forward(tower: Any, original: Callable[..., Any], capturing: Capturing
             return original(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
             try:
-                graph = graphs.get(pixels, options, weights, capture)
+                graph = graphs.get(pixels, sizes, options, weights, capture)
             except RuntimeError as error:
                 capturing.stop(error)
                 graph = None
             if graph is not None:
-                held, replay = graph
-                held.copy_(pixels)
-                return _copy_tensors(replay())  # the next replay overwrites what a graph returns
+                graph.pixels.copy_(pixels)
+                return _copy_tensors(graph.replay())  # the next replay overwrites what a graph returns
         return original(*args, **kwargs)
 
     forward.graphed = True  # type: ignore[attr-defined]
     return forward
 
 
-def _covers(pixels: Any, options: dict[str, Any]) -> bool:
+def _covers(tower: Any, pixels: Any, sizes: Any, options: dict[str, Any]) -> bool:
     """Whether a graph can stand for a call of the tower with these arguments."""
-    return (
-        isinstance(pixels, Tensor)
-        and pixels.ndim == 4
-        and 0 < len(pixels) <= MAX_IMAGES
-        and all(value is None or isinstance(value, (bool, int, str)) for value in options.values())
-    )
+    if not isinstance(pixels, Tensor) or not pixels.numel():
+        return False
+    if tower.config.model_type in PATCH_TOWERS:
+        # flash attention wants the lengths on the device; eager attention would hold all weights of an image's patches
+        fits = isinstance(sizes, Tensor) and pixels.ndim == 2 and len(pixels) <= MAX_PATCHES
+        fits = fits and tower.config._attn_implementation == "sdpa"
+    else:
+        fits = sizes is None and pixels.ndim == 4 and len(pixels) <= MAX_IMAGES
+    return fits and all(value is None or isinstance(value, (bool, int, str)) for value in options.values())
 
 
 def _copy_tensors(output: Any) -> Any:
