@@ -36,6 +36,8 @@ MODELS = ["llava-1.5-7b", "llava-next-7b", "qwen2.5-vl-7b", "internvl3-8b"]
 LONG = {"llava-1.5-7b": 8, "llava-next-7b": 8, "llava-video-7b": 1}
 #: Lower of the two batch sizes whose peaks are measured, the upper is twice as large; the next where memory runs out.
 LOWER = (16, 8, 4, 2, 1)
+#: Shares of the computed batch that are tried, until one runs.
+TRIED = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 #: A larger computed batch is not tried: it would take minutes.
 LARGEST_TRIED = 512
 
@@ -212,7 +214,7 @@ def measure_fit(subject, args, attempts):
         for limit in args.limits:
             computed, growth = largest_batch(peaks, limit * GIB)
             ran = None
-            for batch in dict.fromkeys((computed, int(0.95 * computed), int(0.9 * computed))):
+            for batch in dict.fromkeys(int(share * computed) for share in TRIED):
                 if ran is None and 0 < batch <= LARGEST_TRIED and limit * GIB <= device_bytes():
                     call = partial(try_batch, subject, method, batch, limit * GIB, args.new)
                     ran = attempts.run(f"{what}, {batch} prompts in {limit} GiB", call)

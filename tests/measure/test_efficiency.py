@@ -100,6 +100,22 @@ def test_one_tick_a_call(model, inputs):
     assert len(ticks) == count_generate_calls(methods, 2, 1)
 
 
+def test_rows_take_turns(model, inputs):
+    """So that a machine that slows down slows all of them."""
+    running = []
+
+    class Seen(Random):
+        def select(self, view, query):
+            running.append(self.keep)
+            return super().select(view, query)
+
+    methods = {"few": Seen(keep=4), "more": Seen(keep=8)}
+    report = measure_efficiency(model, inputs, methods, new_tokens=1, repeats=4, warmup=1)
+    turns = [*[4] * 6, *[8] * 6], [*[4] * 3, *[8] * 3], [*[4] * 3, *[8] * 3]  # warm-up, one look, parts, first tokens
+    assert running == [*turns[0], *turns[1], *turns[2]]
+    assert [row.visual_tokens for row in report.rows] == [16, 4, 8]
+
+
 def test_graphs_are_named_where_they_ran(model, inputs, monkeypatch):
     if model.device.type == "cpu":
         make = functools.partial(GraphedModel, capture=no_capture)

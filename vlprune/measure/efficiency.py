@@ -1,7 +1,7 @@
 """Measures the efficiency table of papers on token pruning, for any model and method.
 
 Every row is measured in the same way, also the one without pruning: whole calls of `generate`, after warm-up, by the
-clock of `vlprune.measure.latency`.
+clock of `vlprune.measure.latency`. Rows take turns, so that a machine that slows down slows all of them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from vlprune.measure.generation_cost import count_visual_tokens, layer_lengths
 from vlprune.measure.latency import Clock, Latency
 from vlprune.measure.memory import kv_cache_bytes
 
-#: Runs before those that count: graphs are captured, kernels chosen and compiled in the first.
+#: Runs before those that count, in each turn: graphs are captured, kernels chosen and compiled in the first.
 WARMUP = 2
+#: Turns of each row, unless it has fewer repeats.
+TURNS = 3
 
 
 def measure_efficiency(
@@ -60,27 +62,31 @@ def measure_efficiency(
     from vlprune.cuda_graphs import use_cuda_graphs
     from vlprune.pruner import attach
 
-    outputs: list[_Output] = []  # of each row; the first is that with all tokens
-
-    def measure_row(title: str, running: AbstractContextManager[Any], pruned: bool) -> Row:
-        with running as held:
-            meter = _RowMeter(model, inputs, held if pruned else None, new_tokens, tick)
-            row = meter.measure(title, repeats, warmup)
-            runtime = held.cuda_graphs if pruned else held
-            outputs.append(meter.output)
-            return replace(
-                row,
-                cuda_graphs=cuda_graphs if runtime is not None and runtime.graph_count else False,
-                kl=float(next_token_kl(outputs[0].logits, meter.output.logits).mean()),
-                agreement=float((outputs[0].new_ids == meter.output.new_ids).all(1).float().mean()),
-            )
-
-    rows = [measure_row("all tokens", use_cuda_graphs(model, cuda_graphs) or nullcontext(), False)]
     if not isinstance(methods, Mapping):
         methods = {f"{method.name}, keep={getattr(method, 'keep', '')}": method for method in methods}
-    for title, method in methods.items():
-        running = attach(model, method, cache_bytes=0, cuda_graphs=cuda_graphs, **attaching)
-        rows.append(measure_row(title, running, True))
+
+    def running(method: Any) -> AbstractContextManager[Any]:
+        if method is None:
+            return use_cuda_graphs(model, cuda_graphs) or nullcontext()
+        return attach(model, method, cache_bytes=0, cuda_graphs=cuda_graphs, **attaching)
+
+    meters = [_RowMeter(model, inputs, new_tokens, tick) for _ in range(len(methods) + 1)]
+    for number in _turns(repeats):
+        for meter, method in zip(meters, (None, *methods.values())):
+            with running(method) as held:
+                meter.measure(None if method is None else held, number, warmup)
+                runtime = held if method is None else held.cuda_graphs
+                meter.graphed = runtime is not None and bool(runtime.graph_count)
+    whole = meters[0].output
+    rows = [
+        replace(
+            meter.row(title),
+            cuda_graphs=cuda_graphs if meter.graphed else False,
+            kl=float(next_token_kl(whole.logits, meter.output.logits).mean()),
+            agreement=float((whole.new_ids == meter.output.new_ids).all(1).float().mean()),
+        )
+        for meter, title in zip(meters, ("all tokens", *methods))
+    ]
     settings = {
         "model": name,
         "cuda_graphs": cuda_graphs,
@@ -94,7 +100,13 @@ def measure_efficiency(
 
 def count_generate_calls(methods: Mapping[str, Any] | Sequence[Any], repeats: int, warmup: int = WARMUP) -> int:
     """How often `measure_efficiency` calls `generate`."""
-    return (len(methods) + 1) * (2 * repeats + warmup + 1)
+    return (len(methods) + 1) * (2 * repeats + len(_turns(repeats)) * warmup + 1)
+
+
+def _turns(repeats: int) -> list[int]:
+    """How many repeats each turn has."""
+    turns = min(TURNS, repeats)
+    return [repeats // turns + (turn < repeats % turns) for turn in range(turns)]
 
 
 def describe_machine(model: Any) -> dict[str, Any]:
@@ -150,51 +162,69 @@ class _Output(NamedTuple):
 class _RowMeter:
     """Measures one row of the table: the same `generate` again and again, `tick` after each.
 
-    `output` is what was generated, once the row is measured.
+    `output` is what was generated, from the first turn on; `graphed` is for its user to note.
     """
 
     output: _Output
+    graphed = False
 
-    def __init__(
-        self, model: Any, inputs: dict[str, Any], pruner: Any, new_tokens: int, tick: Callable[[], None]
-    ) -> None:
-        self._model, self._inputs, self._pruner, self._tick = model, inputs, pruner, tick
+    def __init__(self, model: Any, inputs: dict[str, Any], new_tokens: int, tick: Callable[[], None]) -> None:
+        self._model, self._inputs, self._tick = model, inputs, tick
         self._new_tokens = new_tokens
+        self._times: list[Latency] = []
+        self._firsts: list[float] = []
+        self._peaks: list[int] = []
+        self._counts: dict[str, Any] = {}
 
-    def measure(self, title: str, repeats: int, warmup: int) -> Row:
-        """The row, with medians over `repeats` after `warmup` calls that do not count; its `cuda_graphs` is False."""
+    def measure(self, pruner: Any, repeats: int, warmup: int) -> None:
+        """A turn: so many calls, of which the parts are timed, and again of which the first token, after warm-up."""
         for _ in range(warmup):
             self._generate()
             self._tick()
-        with FirstLogits(self._model) as first_logits:
-            generated = self._generate(return_dict_in_generate=True)
-        kv_bytes = kv_cache_bytes(generated.past_key_values)
-        self.output = _Output(first_logits.logits.cpu(), generated.sequences[:, -self._new_tokens :].cpu())
-        self._tick()
-        self._start_peak()
-        times, (batch, prompt) = self._time_parts(repeats)
-        first = self._time_first_token(repeats)
-        visual = count_visual_tokens(self._model, self._inputs["input_ids"], self._pruner)
-        steps = self._new_tokens - 1
+        if not self._counts:
+            self._look(pruner)
+            self._tick()
+        if self._model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._model.device)
+        self._times += self._time_parts(pruner, repeats)
+        self._firsts += self._time_first_token(repeats)
+        if self._model.device.type == "cuda":
+            self._peaks.append(torch.cuda.max_memory_allocated(self._model.device))
+
+    def row(self, title: str) -> Row:
+        """The row, with medians over all turns; its `cuda_graphs` is False."""
+        times, steps = self._times, self._new_tokens - 1
+        weights = sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))
         return Row(
             method=title,
             cuda_graphs=False,
-            visual_tokens=visual,
-            prompt_tokens=prompt,
-            **self._count_operations(batch, prompt, visual // batch),
+            **self._counts,
             vision=Spread.of([one.vision for one in times]),
             question=Spread.of([one.question for one in times]),
             selection=Spread.of([one.selection for one in times]),
             prefill=Spread.of([one.prefill for one in times]),
-            first=Spread.of(first),
+            first=Spread.of(self._firsts),
             decode=Spread.of([one.decode / steps for one in times]) if steps else None,
-            kv_bytes=kv_bytes,
-            peak_bytes=self._read_peak(),
+            peak_bytes=max(self._peaks) - weights if self._peaks else None,
         )
 
-    def _count_operations(self, batch: int, prompt: int, visual: int) -> dict[str, Any]:
+    def _look(self, pruner: Any) -> None:
+        """One call, for what is the same in all of them: what it generates, its tokens, cache and operations."""
+        with FirstLogits(self._model) as first_logits, Clock(self._model, pruner) as clock:
+            generated = self._generate(return_dict_in_generate=True)
+        self.output = _Output(first_logits.logits.cpu(), generated.sequences[:, -self._new_tokens :].cpu())
+        batch, prompt = clock.prompt
+        visual = count_visual_tokens(self._model, self._inputs["input_ids"], pruner)
+        self._counts = {
+            "visual_tokens": visual,
+            "prompt_tokens": prompt,
+            "kv_bytes": kv_cache_bytes(generated.past_key_values),
+            **self._count_operations(pruner, batch, prompt, visual // batch),
+        }
+
+    def _count_operations(self, pruner: Any, batch: int, prompt: int, visual: int) -> dict[str, Any]:
         """The row's figures by formula, for prompts of `prompt` tokens, `visual` of them visual; none without one."""
-        records = self._pruner.records if self._pruner is not None else []
+        records = pruner.records if pruner is not None else []
         inside = any(record.stages for record in records)  # tokens are dropped between layers
         if not LLMShape.knows(self._model) or (inside and batch > 1):
             return {"flops": None, "macs": None}
@@ -210,15 +240,15 @@ class _RowMeter:
         lengths = {"max_new_tokens": self._new_tokens, "min_new_tokens": self._new_tokens}
         return self._model.generate(**self._inputs, **lengths, do_sample=False, **options)
 
-    def _time_parts(self, repeats: int) -> tuple[list[Latency], tuple[int, int]]:
-        """The seconds of each part of several calls, and the rows and tokens that entered the LLM."""
+    def _time_parts(self, pruner: Any, repeats: int) -> list[Latency]:
+        """The seconds of each part of several calls."""
         times = []
         for _ in range(repeats):
-            with Clock(self._model, self._pruner) as clock:
+            with Clock(self._model, pruner) as clock:
                 self._generate()
             times.append(clock.latency)
             self._tick()
-        return times, clock.prompt
+        return times
 
     def _time_first_token(self, repeats: int) -> list[float]:
         """Seconds to the first token, of several calls."""
@@ -229,15 +259,3 @@ class _RowMeter:
             times.append(clock.seconds)
             self._tick()
         return times
-
-    def _start_peak(self) -> None:
-        if self._model.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._model.device)
-
-    def _read_peak(self) -> int | None:
-        """The most bytes above the weights since `_start_peak`, None on a CPU."""
-        model = self._model
-        if model.device.type != "cuda":
-            return None
-        weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-        return int(torch.cuda.max_memory_allocated(model.device)) - weights
