@@ -355,6 +355,7 @@ def devices(name: str, count: int, device: str) -> int:
         there.model.double()
         if "dual_encoder" in there.options:
             there.options["dual_encoder"].double()
+    torch.backends.cudnn.allow_tf32 = False  # a GPU would round the pixels of a convolution to ten bits
     records: dict[str, list[Record]] = {}
     for key, bed in (("here", here), ("there", there)):
         with torch.no_grad(), attach(bed.model, bed.method, cache_bytes=0, **bed.options) as pruner:

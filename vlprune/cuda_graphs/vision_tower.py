@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector
+from vlprune.cuda_graphs.grouped_attention import grouped_attention
 from vlprune.pruning.feature_cache import tower_settings
 
 #: Towers of images of one size, whose forward a graph can hold as it is.
@@ -19,7 +21,7 @@ IMAGE_TOWERS = ("clip_vision_model", "siglip_vision_model", "internvl_vision", "
 PATCH_TOWERS = ("qwen2_vl_vision", "qwen2_5_vl_vision", "qwen3_vl_vision")
 #: More images than these fill the GPU, so that launches are no longer what takes the time.
 MAX_IMAGES = 8
-#: Towers of patches launch each window or image by itself, however many there are: what bounds them is memory.
+#: Towers of patches launch each layer's attention for each length by itself: what bounds them is memory.
 MAX_PATCHES = 16_384
 #: Shapes of pixels whose graphs are kept.
 MAX_SHAPES = 4
@@ -74,10 +76,15 @@ class TowerGraphs:
             if not self._is_due(key):
                 return None
             held = pixels.clone()
-            others = options if sizes is None else options | told_sizes(self._tower, sizes)
+            others = options
+            attention: AbstractContextManager[None] = nullcontext()
+            if sizes is not None:
+                others, attention = options | told_sizes(self._tower, sizes), grouped_attention(self._tower.config)
             while len(self._graphs) >= MAX_SHAPES:
                 self._graphs.popitem(last=False)
-            self._graphs[key] = TowerGraph(held, others, capture(lambda: self._forward(held, **others)))
+            with attention:
+                replay = capture(lambda: self._forward(held, **others))
+            self._graphs[key] = TowerGraph(held, others, replay)
         self._graphs.move_to_end(key)
         return self._graphs[key]
 
@@ -93,19 +100,22 @@ class TowerGraphs:
 def told_sizes(tower: Any, sizes: Tensor) -> dict[str, Any]:
     """All that the forward of a tower of patches computes from the images' sizes (N, 3), as arguments for it.
 
-    Lengths are on the host, where the tower splits by them; what its kernels read is on the device.
+    Where sequences end is on the host, where the tower splits by it; what its kernels read is on the device.
     """
     from transformers import vision_utils
 
-    merge = tower.spatial_merge_size
+    merge, ends = tower.spatial_merge_size, vision_utils.get_vision_cu_seqlens(sizes).cpu()
     told = {
         "grid_thw": sizes.cpu(),
-        "cu_seqlens": vision_utils.get_vision_cu_seqlens(sizes).cpu(),
+        "cu_seqlens": ends,
+        "max_seqlen": int(ends.diff().max()),
         "position_ids": vision_utils.get_vision_position_ids(sizes, merge),
     }
     if hasattr(tower, "window_size"):  # Qwen2.5-VL
-        windows, lengths = vision_utils.get_vision_window_index(sizes, merge, tower.window_size, tower.patch_size)
-        told |= {"window_index": windows.to(sizes.device), "cu_window_seqlens": lengths.cpu()}
+        windows, ends = vision_utils.get_vision_window_index(sizes, merge, tower.window_size, tower.patch_size)
+        ends = ends.cpu()
+        told |= {"window_index": windows.to(sizes.device), "cu_window_seqlens": ends}
+        told |= {"max_window_seqlen": int(ends.diff().max())}
     if hasattr(tower, "interpolation_mode"):  # Qwen3-VL
         mode = {"mode": tower.interpolation_mode, "align_corners": tower.interpolation_align_corners}
         indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(

@@ -9,6 +9,7 @@ from vlprune.methods.base import QueryMethod
 from vlprune.methods.registry import register_method
 from vlprune.selection import graph_scores, select_script
 from vlprune.selection.checks import check_choice
+from vlprune.selection.dispatch import fused_for
 from vlprune.selection.dpp import KERNELS
 from vlprune.selection.fusion import RULES
 from vlprune.selection.graph import check_graph
@@ -64,11 +65,24 @@ class Script(QueryMethod):
     def select(self, view: TokenView, query: Query | None) -> Selection:
         return self.choose(view, query, self.count(view.n))
 
-    def choose(self, view: TokenView, query: Query | None, m: int, *, relevance: Tensor | None = None) -> Selection:
-        """Choose m tokens of each image, or of each frame of a video, by `vlprune.selection.select_script`.
+    def choose(self, view: TokenView, query: Query | None, m: int) -> Selection:
+        """Choose m tokens of each image, or of each frame of a video; on a GPU as one recorded CUDA graph, if small."""
+        fast = fused_for(view.features)
+        if fast is None or query is None or not self.recordable or view.frames > 1:
+            return self.choose_unrecorded(view, query, m)
+        image = None if query.image is view.features else query.image
+        tensors = {"features": view.features, "image": image, "text": query.text}
+        return fast.replayed(_recorded, tensors, {"method": self, "m": m, "grid": view.grid, "sign": query.sign})
 
-        `relevance` (B, n) stands in for the question's.
-        """
+    @property
+    def recordable(self) -> bool:
+        """Whether all is done on the device while tokens are chosen, which is not known of another's subclass."""
+        return type(self) is Script and not isinstance(self.tau, str)
+
+    def choose_unrecorded(
+        self, view: TokenView, query: Query | None, m: int, *, relevance: Tensor | None = None
+    ) -> Selection:
+        """`choose` in plain calls; `relevance` (B, n) stands in for the question's."""
         own = relevance is None and query is not None and query.image is view.features  # computed with the rest then
         if relevance is None and not own:
             relevance = self.relevance_scores(view, query)
@@ -93,3 +107,17 @@ class Script(QueryMethod):
             return None
         video = view.features.reshape(-1, view.frames * view.n, view.features.shape[2])
         return graph_scores(video, tau=self.tau, gamma=self.gamma, graph=self.graph).view(-1, view.n)
+
+
+def _recorded(
+    features: Tensor,
+    image: Tensor | None,
+    text: Tensor,
+    method: Script,
+    m: int,
+    grid: tuple[int, int],
+    sign: int,
+) -> Selection:
+    """`method.choose_unrecorded` as a function of tensors, which can be recorded."""
+    query = Query(features if image is None else image, text, sign, source="", texts=())
+    return method.choose_unrecorded(TokenView(features, grid), query, m)

@@ -53,14 +53,23 @@ class ScriptPlus(Script):
         if self.fusion == "supplement" and Budget.of(self.keep).adaptive is not None:
             raise ValueError("fusion='supplement': it chooses all at once, so an adaptive budget does not go with it.")
 
-    def choose(self, view: TokenView, query: Query | None, m: int, *, relevance: Tensor | None = None) -> Selection:
+    @property
+    def recordable(self) -> bool:
+        """As Script's; trust by a rule is read on the host, too."""
+        return type(self) is ScriptPlus and not isinstance(self.tau, str) and not isinstance(self.trust, str)
+
+    def choose_unrecorded(
+        self, view: TokenView, query: Query | None, m: int, *, relevance: Tensor | None = None
+    ) -> Selection:
         """As Script does, by what each token weighs (`weights`); relevance is shown as it was."""
         if relevance is None:
             relevance = self.relevance_scores(view, query)
         if query is None:
-            return super().choose(view, query, m, relevance=relevance)
+            return super().choose_unrecorded(view, query, m, relevance=relevance)
         weights = self.weights(view, relevance)
-        return replace(super().choose(view, query, m, relevance=weights), relevance=relevance, scores=weights)
+        return replace(
+            super().choose_unrecorded(view, query, m, relevance=weights), relevance=relevance, scores=weights
+        )
 
     def weights(self, view: TokenView, relevance: Tensor) -> Tensor:
         """(B, n) what each token weighs in the greedy, from 0 to 1: by its relevance (B, n), and by the graph."""

@@ -25,6 +25,9 @@ SMALL = 1 << 26
 KEPT, HELD = 256, 8 * SMALL
 """The kinds of call, by shapes and settings, whose recordings are held, the latest used, and their bytes."""
 
+COPIED = ("kept", "order", "redundancy", "relevance", "scores", "gains")
+"""The fields of a recorded `Selection`."""
+
 STEADY = 4
 """Calls in a row with inputs at the same addresses before they are read in place: a recording costs a few calls."""
 
@@ -53,7 +56,7 @@ class Kind:
 
 
 _kinds: OrderedDict[tuple[Any, ...], Kind] = OrderedDict()
-_lock = threading.Lock()
+_lock = threading.RLock()  # what is recorded may itself call what can be
 
 
 def replayed(function: Callable[..., Result], tensors: dict[str, Tensor | None], settings: dict[str, Any]) -> Result:
@@ -148,5 +151,4 @@ def _copy(result: Any) -> Any:
 
     if isinstance(result, Tensor):
         return own(result)
-    scores = {"redundancy": own(result.redundancy), "relevance": own(result.relevance), "gains": own(result.gains)}
-    return Selection(own(result.kept), own(result.order), **scores)
+    return Selection(**{name: own(getattr(result, name)) for name in COPIED})
