@@ -217,7 +217,7 @@ def measure_fit(subject, args, attempts):
             for batch in dict.fromkeys(int(share * computed) for share in TRIED):
                 if ran is None and 0 < batch <= LARGEST_TRIED and limit * GIB <= device_bytes():
                     call = partial(try_batch, subject, method, batch, limit * GIB, args.new)
-                    ran = attempts.run(f"{what}, {batch} prompts in {limit} GiB", call)
+                    ran = Attempts().run(f"{what}, {batch} prompts in {limit} GiB", call)  # a smaller one may
             caches = max(0, int((limit * GIB - needed) / kv))
             row = {"model": subject.name, "method": title, "limit_gib": limit, "peak_bytes": peaks}
             row |= {"growth_bytes": growth, "kv_bytes_per_prompt": kv}

@@ -125,10 +125,11 @@ class Pruner:
         self._handles: list[Any] = []
         self._cleanup = ExitStack()
         self._generate_before = model.__dict__.get("generate")
-        self.cuda_graphs = use_cuda_graphs(model, cuda_graphs)  # first: graphs are for what we hand to generate
         self._text_tower = TextTowerGraphs(model)
         questions.embed_by(self._text_tower)
+        self.cuda_graphs: Any = None
         try:
+            self.cuda_graphs = use_cuda_graphs(model, cuda_graphs)  # first: graphs are for what we hand to generate
             self._put_in_place(wrapper)
         except BaseException:
             self.detach()

@@ -132,8 +132,4 @@ def test_the_largest_batch(script, monkeypatch):
         (129, None, 270),
     ]
     assert rows[0]["peak_bytes"] == {8: 18 * script.GIB, 16: 26 * script.GIB}
-    assert attempts.failures == [
-        "thin, largest batch, all tokens, peak at 32 prompts: out of memory",
-        "thin, largest batch, all tokens, 14 prompts in 24 GiB: out of memory",
-        "thin, largest batch, all tokens, 40 prompts in 50 GiB: out of memory",
-    ]
+    assert attempts.failures == ["thin, largest batch, all tokens, peak at 32 prompts: out of memory"]

@@ -134,7 +134,7 @@ def test_a_forgotten_needs_query(model, processor, single):
     assert refusal(model, single, Reads(keep=3), TypeError) == sentence
     said = type("Asks", (Reads,), {"needs_query": True})
     with attach(model, said(keep=3), processor=processor) as pruner:
-        model.generate(**single, **GREEDY)
+        model.generate(**{name: value.to(model.device) for name, value in single.items()}, **GREEDY)
     assert pruner.last.after == 3
 
 

@@ -1,11 +1,15 @@
 """Whatever goes wrong in a call, and wherever: the model stays usable, and detaching leaves nothing."""
 
+import functools
+
 import pytest
 import torch
 
 from tests.pruning.test_attach import state
 from tests.support.scripts import load_script
+from tests.support.tape import capture_on_tape
 from vlprune import FastV, Script, VisionZip, attach
+from vlprune.cuda_graphs import graphed_model, graphed_towers
 
 GREEDY = {"do_sample": False, "max_new_tokens": 3}
 
@@ -76,17 +80,30 @@ def test_an_error_at_any_step_of_our_code(faults, model, processor, single, dire
     assert state(model) == before
 
 
+@pytest.fixture
+def graphs_on_tape(monkeypatch, device):
+    """`attach` takes every device for a GPU; on a CPU graphs are tapes."""
+    if device.type != "cuda":
+        towers, whole = graphed_towers.graph_towers, graphed_model.GraphedModel
+        monkeypatch.setattr(graphed_towers, "graph_towers", functools.partial(towers, capture=capture_on_tape))
+        monkeypatch.setattr(graphed_model, "GraphedModel", functools.partial(whole, capture=capture_on_tape))
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
 @pytest.mark.parametrize("method", [Script(keep=9), FastV(keep=9)], ids=lambda method: method.name)
-def test_an_error_while_attaching(faults, model, processor, single, method, error):
+@pytest.mark.parametrize("cuda_graphs", [False, "towers", True])
+@pytest.mark.usefixtures("graphs_on_tape")
+def test_an_error_while_attaching(faults, model, processor, single, method, error, cuda_graphs):
     """Either the pruner is there, or nothing of it is."""
     model.generate(**single, **GREEDY)
     before = state(model)
 
     def use():
-        made.append(attach(model, method, processor=processor))
+        made.append(attach(model, method, processor=processor, cuda_graphs=cuda_graphs))
 
     made = []
+    use()  # the first time more is loaded
+    made.pop().detach()
     steps = faults.count_steps(use)
     made.pop().detach()
     for step in range(1, steps + 1):

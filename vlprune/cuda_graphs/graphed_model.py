@@ -47,7 +47,6 @@ class GraphedModel:
             )
         self._warned: set[str] = set()
         self._capturing = Capturing(model, capture, self._warn)
-        self._towers = GraphedTowers(model, self._capturing, fused=True, compiler="inductor" if compile else None)
         self._compiled_layers = CompiledLayers(self._decoder) if compile else None
         self._fused_modules: FusedModules | None = None
         self._decoder_graphs: OrderedDict[Hashable, DecoderGraphs] = OrderedDict()  # by batch size and cache size
@@ -60,6 +59,16 @@ class GraphedModel:
         self.reads_ahead = True
         self._patches = Patches()
         self._original_forward: Callable[..., Any] = self._decoder.forward
+        self._towers = GraphedTowers(model, self._capturing, fused=True, compiler="inductor" if compile else None)
+        try:
+            self._put_in_place()
+        except BaseException:  # Ctrl-C, too
+            self.close()
+            raise
+
+    def _put_in_place(self) -> None:
+        """Put our functions in front of the model's own."""
+        model = self._model
         self._patches.add(self._decoder, "forward", self._wrap_forward(self._original_forward))
         prepare = functools.partial(self._prepare_cache, model._prepare_cache_for_generation)
         self._patches.add(model, "_prepare_cache_for_generation", prepare)

@@ -31,13 +31,17 @@ class GraphedTowers:
         if any(tower_settings(towers)):
             raise RuntimeError("model has a CheaperTower, which runs without graphs: close that first.")
         self._patches = Patches()
-        for tower in towers:
-            forward, layers = tower.forward, tower_layers(tower)
-            if fused and can_fuse_encoder(tower, layers):
-                forward = self._fuse_layers(forward, layers)
-            elif compiler is not None:
-                forward = self._compile_layers(forward, layers, compiler)
-            self._patches.add(tower, "forward", tower_forward(tower, forward, capturing, seen))
+        try:
+            for tower in towers:
+                forward, layers = tower.forward, tower_layers(tower)
+                if fused and can_fuse_encoder(tower, layers):
+                    forward = self._fuse_layers(forward, layers)
+                elif compiler is not None:
+                    forward = self._compile_layers(forward, layers, compiler)
+                self._patches.add(tower, "forward", tower_forward(tower, forward, capturing, seen))
+        except BaseException:  # Ctrl-C, too
+            self.close()
+            raise
 
     def _fuse_layers(self, original: Callable[..., Any], layers: list[Any]) -> Callable[..., Any]:
         """Fuse what the tower's layers do, and return the forward to call it by."""
