@@ -9,7 +9,6 @@ from torch.utils._pytree import tree_leaves
 from vlprune.cuda_graphs.capture import no_capture
 from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs
 from vlprune.cuda_graphs.fused_modules import FusedModules
-from vlprune.cuda_graphs.grouped_attention import grouped_attention
 from vlprune.cuda_graphs.vision_tower import PATCH_TOWERS, find_towers, told_sizes
 from vlprune.measure.architectures import get_architecture
 
@@ -55,10 +54,10 @@ def test_the_tower(model):
     (tower,) = find_towers(model)
     with torch.no_grad():
         if tower.config.model_type in PATCH_TOWERS:
-            told = told_sizes(tower, torch.tensor([[1, 72, 72], [2, 4, 6]]))
+            told, attention = told_sizes(tower, torch.tensor([[1, 72, 72], [2, 4, 6]]))
             told |= {name: told[name].to(META) for name in ("position_ids", "window_index")}
             patches = torch.empty(72 * 72 + 48, 3 * 2 * 14 * 14, dtype=torch.bfloat16, device=META)
-            with OneDevice(), grouped_attention(tower.config):
+            with OneDevice(), attention:
                 out = tower(patches, **told)
             assert out.pooler_output.shape == (36 * 36 + 12, tower.config.out_hidden_size)
             return

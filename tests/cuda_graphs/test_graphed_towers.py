@@ -27,9 +27,10 @@ from tests.support.families.qwen import PIXELS
 from tests.support.tape import capture_on_tape
 from tests.support.versions import needs_compile
 from vlprune import Random, Script, attach
-from vlprune.cuda_graphs import GraphedModel, graphed_towers, use_cuda_graphs
+from vlprune.cuda_graphs import GraphedModel, graphed_towers, grouped_attention, use_cuda_graphs, vision_tower
 from vlprune.cuda_graphs.capture import Capturing, CudaGraphCapture, no_capture
 from vlprune.cuda_graphs.graphed_towers import GraphedTowers, graph_towers
+from vlprune.cuda_graphs.grouped_attention import attend_grouped
 from vlprune.vision import CheaperTower
 
 GREEDY = {"do_sample": False, "max_new_tokens": 3}
@@ -152,15 +153,31 @@ def test_attach_does_so_for_patches(case, device, on_any_device, made):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("why", ["attention of another kind", "too many", "no sizes"])
-def test_patches_that_are_not_covered(qwen, device, capture, made, why, monkeypatch):
-    from vlprune.cuda_graphs import vision_tower
+def test_more_patches_than_a_graph_holds(qwen, device, capture, made, monkeypatch):
+    """All sequences of a length are attended to in one call then, too, as they are before there is a graph."""
+    tower, (pixels, sizes) = qwen.model.visual, patches_of((1, 4, 4), (1, 4, 4), device=device)
+    plain, calls = tower(pixels, grid_thw=sizes, return_dict=True), []
 
+    def attend(*args, **kwargs):
+        calls.append(1)
+        return attend_grouped(*args, **kwargs)
+
+    monkeypatch.setattr(grouped_attention, "attend_grouped", attend)
+    monkeypatch.setattr(vision_tower, "MAX_PATCHES", 31)
+    with graph_towers(qwen, capture):
+        found = [tower(pixels, grid_thw=sizes, return_dict=True) for _ in range(3)]
+    assert not made
+    assert len(calls) == 3 * len(tower.blocks)
+    assert all(torch.equal(one.pooler_output, plain.pooler_output) for one in found)
+    assert tower.config._attn_implementation == "sdpa"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("why", ["attention of another kind", "no sizes"])
+def test_patches_that_are_not_covered(qwen, device, capture, made, why):
     tower, (pixels, sizes) = qwen.model.visual, patches_of((1, 4, 4), device=device)
     if why == "attention of another kind":
         qwen.set_attn_implementation("eager")
-    elif why == "too many":
-        monkeypatch.setattr(vision_tower, "MAX_PATCHES", 15)
     with graph_towers(qwen, capture):
         for _ in range(3):
             if why == "no sizes":

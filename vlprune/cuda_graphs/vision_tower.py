@@ -21,7 +21,7 @@ IMAGE_TOWERS = ("clip_vision_model", "siglip_vision_model", "internvl_vision", "
 PATCH_TOWERS = ("qwen2_vl_vision", "qwen2_5_vl_vision", "qwen3_vl_vision")
 #: More images than these fill the GPU, so that launches are no longer what takes the time.
 MAX_IMAGES = 8
-#: Towers of patches launch each layer's attention for each length by itself: what bounds them is memory.
+#: More patches than these fill the GPU, and a graph would hold much memory.
 MAX_PATCHES = 16_384
 #: Shapes of pixels whose graphs are kept.
 MAX_SHAPES = 4
@@ -70,16 +70,16 @@ class TowerGraphs:
         if self._captured_weights != weights:
             self._graphs.clear()
             self._captured_weights = weights
+        if sizes is not None and len(pixels) > MAX_PATCHES:
+            return None
         images = None if sizes is None else tuple(map(tuple, sizes.tolist()))
         key = (pixels.shape, pixels.dtype, images, tuple(sorted(options.items())))
         if key not in self._graphs:
             if not self._is_due(key):
                 return None
             held = pixels.clone()
-            others = options
-            attention: AbstractContextManager[None] = nullcontext()
-            if sizes is not None:
-                others, attention = options | told_sizes(self._tower, sizes), grouped_attention(self._tower.config)
+            others, attention = told_sizes(self._tower, sizes)
+            others |= options
             while len(self._graphs) >= MAX_SHAPES:
                 self._graphs.popitem(last=False)
             with attention:
@@ -97,13 +97,16 @@ class TowerGraphs:
         return calls >= self._seen
 
 
-def told_sizes(tower: Any, sizes: Tensor) -> dict[str, Any]:
-    """All that the forward of a tower of patches computes from the images' sizes (N, 3), as arguments for it.
+def told_sizes(tower: Any, sizes: Tensor | None) -> tuple[dict[str, Any], AbstractContextManager[None]]:
+    """What spares a tower of patches to work it out from the images' sizes (N, 3): arguments, and how to attend.
 
-    Where sequences end is on the host, where the tower splits by it; what its kernels read is on the device.
+    All that its forward computes from the sizes. Where sequences end is on the host, where it splits by it; what its
+    kernels read is on the device. Nothing, where there are no sizes.
     """
     from transformers import vision_utils
 
+    if sizes is None:
+        return {}, nullcontext()
     merge, ends = tower.spatial_merge_size, vision_utils.get_vision_cu_seqlens(sizes).cpu()
     told = {
         "grid_thw": sizes.cpu(),
@@ -122,13 +125,14 @@ def told_sizes(tower: Any, sizes: Tensor) -> dict[str, Any]:
             sizes, num_grid_per_side=tower.num_grid_per_side, spatial_merge_size=merge, **mode
         )
         told |= {"interp_indices": indices, "interp_weights": weights}
-    return told
+    return told, grouped_attention(tower.config)
 
 
 def tower_forward(tower: Any, original: Callable[..., Any], capturing: Capturing, seen: int) -> Callable[..., Any]:
     """A forward for the tower that replays graphs; calls that graphs do not cover go to the original.
 
-    So do all calls while a CheaperTower is at work, whose changes inside the tower a graph would not see.
+    So do all calls while a CheaperTower is at work, whose changes inside the tower a graph would not see. A tower of
+    patches is told sizes before there is a graph, too, and where there are too many patches for one.
     """
     graphs, inspect = TowerGraphs(tower, original, seen), ModuleInspector(tower)
 
@@ -154,7 +158,11 @@ def tower_forward(tower: Any, original: Callable[..., Any], capturing: Capturing
             if graph is not None:
                 graph.pixels.copy_(pixels)
                 return _copy_tensors(graph.replay())  # the next replay overwrites what a graph returns
-        return original(*args, **kwargs)
+        if sizes is None:
+            return original(*args, **kwargs)
+        told, attention = told_sizes(tower, sizes)
+        with attention:
+            return original(pixels, **options, **told)
 
     forward.graphed = True  # type: ignore[attr-defined]
     return forward
@@ -166,7 +174,7 @@ def _covers(tower: Any, pixels: Any, sizes: Any, options: dict[str, Any]) -> boo
         return False
     if tower.config.model_type in PATCH_TOWERS:
         # flash attention wants the lengths on the device; eager attention would hold all weights of an image's patches
-        fits = isinstance(sizes, Tensor) and pixels.ndim == 2 and len(pixels) <= MAX_PATCHES
+        fits = isinstance(sizes, Tensor) and pixels.ndim == 2
         fits = fits and tower.config._attn_implementation == "sdpa"
     else:
         fits = sizes is None and pixels.ndim == 4 and len(pixels) <= MAX_IMAGES
