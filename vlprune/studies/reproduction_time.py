@@ -29,9 +29,9 @@ class Speed(NamedTuple):
 
 #: The rows of "What it takes" in docs/performance.md, by the model's name there; pruned by Script.
 SPEEDS = {
-    "LLaVA-1.5-7B": Speed(Pair(47.1, 73.9), Pair(26.8, 47.3), Pair(20.6, 10.5), Pair(6.6, 6.6)),
-    "LLaVA-NeXT-7B": Speed(Pair(107, 54.9), Pair(28.6, 37.9), Pair(83.9, 23.8), Pair(7.4, 7.2)),
-    "LLaVA-Video-7B": Speed(Pair(511, 162), Pair(25.9, 26.3), Pair(444, 108), Pair(14.0, 7.4)),
+    "LLaVA-1.5-7B": Speed(Pair(41.8, 37.7), Pair(23.8, 22.9), Pair(20.1, 9.9), Pair(6.1, 6.0)),
+    "LLaVA-NeXT-7B": Speed(Pair(104, 45.7), Pair(23.2, 23.4), Pair(81.3, 19.8), Pair(6.6, 6.1)),
+    "LLaVA-Video-7B": Speed(Pair(507, 152), Pair(21.6, 21.0), Pair(444, 108), Pair(14.0, 7.4)),
 }
 
 
@@ -42,9 +42,9 @@ def answer_seconds(model: str, gpu: str, tokens: int, *, pruned: bool) -> float:
     the first token, in reading memory for the others.
 
     >>> f"{answer_seconds('LLaVA-NeXT-7B', 'H200', 1, pruned=False):.2f}"
-    '0.11'
+    '0.10'
     >>> f"{answer_seconds('LLaVA-NeXT-7B', 'A100', 1, pruned=False):.2f}"
-    '0.27'
+    '0.26'
     """
     speed, at = SPEEDS[model], int(pruned)
     slower = [mine / its for mine, its in zip(GPUS["H200"], GPUS[gpu])]
