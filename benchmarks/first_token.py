@@ -16,6 +16,7 @@ import json
 import time
 from contextlib import ExitStack, contextmanager
 from statistics import median
+from types import MethodType
 from unittest.mock import patch
 
 import torch
@@ -38,7 +39,7 @@ PARTS = {
 
 
 class Marks:
-    """Times at named places of one call, of the host and, by events, of the device."""
+    """Times at named places of a call, of the host and, by events, of the device; `found` is emptied for the next."""
 
     def __init__(self, device):
         self.cuda, self.found = device.type == "cuda", []
@@ -82,17 +83,18 @@ class FirstToken:
 
 
 def between(marks, name, function):
-    """The function, with a mark before and one after it."""
+    """The function, with a mark before and one after it; of a method a method, whose parameters are looked up once."""
+    plain = getattr(function, "__func__", function)
 
-    @functools.wraps(function)  # transformers looks at its parameters
+    @functools.wraps(plain)  # transformers looks at its parameters
     def marked(*args, **kwargs):
         marks.set(f"{name} begins")
         try:
-            return function(*args, **kwargs)
+            return plain(*args, **kwargs)
         finally:
             marks.set(f"{name} ends")
 
-    return marked
+    return marked if plain is function else MethodType(marked, function.__self__)
 
 
 @contextmanager
@@ -125,17 +127,16 @@ def marking(model, marks):
 
 def time_calls(model, inputs, repeats):
     """[({part: (host ms, device ms)}, ms in all)] of calls that follow three which do not count."""
-    calls = []
-    for _ in range(repeats + 3):
-        marks = Marks(model.device)
-        if model.device.type == "cuda":
-            torch.cuda.synchronize()
-        with marking(model, marks):
+    calls, marks = [], Marks(model.device)
+    wait = torch.cuda.synchronize if marks.cuda else int
+    with marking(model, marks):
+        for _ in range(repeats + 3):
+            marks.found = []
+            wait()
             marks.set("call")
             model.generate(**inputs, max_new_tokens=1, do_sample=False, streamer=FirstToken(marks))
-        if model.device.type == "cuda":
-            torch.cuda.synchronize()
-        calls.append((marks.parts(), 1e3 * (marks.found[-1][1] - marks.found[0][1])))
+            wait()
+            calls.append((marks.parts(), 1e3 * (marks.found[-1][1] - marks.found[0][1])))
     return calls[3:]
 
 

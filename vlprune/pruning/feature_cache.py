@@ -143,7 +143,8 @@ def encode_cached(
             output = compute(**inputs)
         return output, family.read_encoder_output(model, modality, output, inputs, runs, call)
 
-    encoders = [child for child in model.base_model.children() if child is not model.get_decoder()]
+    decoder = model.get_decoder()
+    encoders = [child for child in model.base_model.children() if child is not decoder]
     changes = tower_settings(encoders)
     if attention and any(changes):
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
+import numpy as np
 from torch import Tensor
 
 from vlprune.models.base import EncodedImage
@@ -19,15 +19,17 @@ class PromptImage:
 
 
 def placeholder_runs(ids: Tensor, placeholder: int) -> list[int]:
-    """The lengths of the stretches of placeholders in `ids` (B, L), row by row.
+    """The lengths of the stretches of placeholders in `ids` (B, L), on the CPU, row by row.
 
     >>> import torch
     >>> placeholder_runs(torch.tensor([[1, 9, 9, 5, 9], [9, 9, 9, 0, 0]]), 9)
     [2, 1, 3]
     """
-    marks = F.pad((ids == placeholder).int(), (1, 1)).diff(dim=1)
-    starts, ends = ((marks == step).nonzero()[:, 1] for step in (1, -1))  # row by row, so that they pair up
-    return (ends - starts).tolist()
+    rows, length = ids.shape
+    marks = np.zeros((rows, length + 2), dtype=bool)  # NumPy: torch takes three times as long for so little
+    marks[:, 1:-1] = ids.numpy() == placeholder
+    edges = np.diff(marks.ravel()).nonzero()[0]  # begin and end by turns
+    return (edges[1::2] - edges[::2]).tolist()
 
 
 def locate_images(
