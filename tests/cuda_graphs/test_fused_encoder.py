@@ -10,13 +10,8 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, 
 
 from tests.support.interpreter import run_interpreted
 from vlprune.cuda_graphs.capture import Capturing, no_capture
-from vlprune.cuda_graphs.fused_encoder import (
-    TILE,
-    FusedEncoderLayer,
-    add_layer_norm,
-    can_fuse_encoder,
-    can_fuse_layer,
-)
+from vlprune.cuda_graphs.fused_encoder import FusedEncoderLayer, add_layer_norm, can_fuse_layer, encoder_forwards
+from vlprune.cuda_graphs.fused_tower import TILE
 from vlprune.cuda_graphs.graphed_towers import GraphedTowers
 from vlprune.cuda_graphs.vision_tower import tower_layers
 
@@ -144,10 +139,10 @@ def test_a_fused_tower_can_be_saved(device, tmp_path):
 def test_what_it_is_for(device):
     tower = make_tower("clip", device)
     layers = tower_layers(tower)
-    assert can_fuse_encoder(tower, layers)
-    assert not can_fuse_encoder(tower, [])
+    assert [one.part for one in encoder_forwards(tower, layers)] == layers
+    assert not encoder_forwards(tower, [])
     tower.config._attn_implementation = "eager"
-    assert not can_fuse_encoder(tower, layers)
+    assert not encoder_forwards(tower, layers)
     assert not can_fuse_layer(nn.Linear(2, 2))
     layers[0].mlp.fc2.forward = lambda x: x
     assert not can_fuse_layer(layers[0])

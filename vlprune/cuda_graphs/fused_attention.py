@@ -69,7 +69,7 @@ def fused_attention(qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values:
     (_, key_heads, _, d), n = keys.shape, qkv.shape[1]
     heads = qkv.shape[2] // d - 2 * key_heads
     query, key, value = qkv.unflatten(2, (-1, d)).transpose(1, 2).split((heads, key_heads, key_heads), 1)
-    query, key = (part * cos[:, None] + _rotate_half(part) * sin[:, None] for part in (query, key))
+    query, key = (part * cos[:, None] + rotate_half(part) * sin[:, None] for part in (query, key))
     keys[:, :, :n].copy_(key)
     values[:, :, :n].copy_(value)
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
@@ -81,7 +81,7 @@ def _(qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, scale
     return qkv.new_empty(*qkv.shape[:2], qkv.shape[2] - 2 * keys.shape[1] * keys.shape[3])
 
 
-def _rotate_half(x: Tensor) -> Tensor:
+def rotate_half(x: Tensor) -> Tensor:
     """(-b, a) for vectors whose halves are (a, b)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([-second, first], dim=-1)

@@ -66,6 +66,39 @@ def can_fuse_linear(layers: list[Any]) -> bool:
 
 
 @torch.no_grad()
+def fill_up_rows(weights: list[Any], rows: int) -> Tensor:
+    """One tensor of the weights, all of one shape, with so many rows of zeros behind each.
+
+    They are views of it from now on, if they were not yet.
+    """
+    first, step = weights[0].data, len(weights[0]) + rows
+    shape = (len(weights) * step, *first.shape[1:])
+    places = [(i * step * first[0].numel(), first.untyped_storage().data_ptr()) for i in range(len(weights))]
+    found = [(one.storage_offset(), one.untyped_storage().data_ptr()) for one in weights]
+    size = shape[0] * first[0].nbytes
+    if found == places and first.untyped_storage().nbytes() == size and all(one.is_contiguous() for one in weights):
+        return first.as_strided(shape, first.stride())
+    whole = first.new_zeros(shape)
+    for part, weight in zip(whole.split(step), weights):
+        weight.data = part[: len(weight)].copy_(weight.data)
+    return whole
+
+
+@torch.no_grad()
+def fill_up_columns(weight: Any, columns: int) -> Tensor:
+    """The weight with so many columns of zeros behind it; it is a view of that from now on, if it was not yet.
+
+    Rows of a matrix that begin at multiples of 16 bytes are what fast kernels want.
+    """
+    rows, width = weight.shape
+    shape, size = (rows, width + columns), rows * (width + columns) * weight.itemsize
+    if weight.stride() != (shape[1], 1) or weight.storage_offset() or weight.untyped_storage().nbytes() != size:
+        whole = weight.data.new_zeros(shape)
+        weight.data = whole[:, :width].copy_(weight.data)
+    return weight.data.as_strided(shape, weight.stride())
+
+
+@torch.no_grad()
 def _store_contiguously(weights: list[Tensor]) -> Tensor:
     """One tensor that holds all the weights, which are views of it from now on, if they were not yet."""
     first, sizes = weights[0].data, [len(weight) for weight in weights]

@@ -49,8 +49,13 @@ def can_fuse_norm(module: Any) -> bool:
 
 def can_fuse_mlp(module: Any, weight: Tensor) -> bool:
     """Whether `FusedMLP` computes the same as this module; `weight` is that of its gate and up projections."""
-    silu = type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
-    return type(module).__name__ in MLP_CLASSES and silu and "forward" not in module.__dict__ and has_kernels(weight)
+    plain = type(module).__name__ in MLP_CLASSES and is_silu(getattr(module, "act_fn", None))
+    return plain and "forward" not in module.__dict__ and has_kernels(weight)
+
+
+def is_silu(activation: Any) -> bool:
+    """Whether this activation function of torch or transformers is SiLU."""
+    return type(activation).__name__ in ("SiLU", "SiLUActivation")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from vlprune.cuda_graphs.capture import Capture, Capturing, call_function, many_compilations
-from vlprune.cuda_graphs.fused_encoder import FusedEncoder, can_fuse_encoder
-from vlprune.cuda_graphs.vision_tower import find_towers, tower_forward, tower_layers
+from vlprune.cuda_graphs.fused_encoder import encoder_forwards
+from vlprune.cuda_graphs.fused_patches import patch_tower_forwards
+from vlprune.cuda_graphs.fused_tower import FusedForward, FusedTower
+from vlprune.cuda_graphs.vision_tower import PATCH_TOWERS, find_towers, tower_forward, tower_layers
 from vlprune.pruning.feature_cache import tower_settings
 from vlprune.pruning.patched_attributes import Patches
 
@@ -20,7 +22,7 @@ class GraphedTowers:
     """Makes the model's towers run as CUDA graphs, until `close()`: the kernels are the same, launched at once.
 
     A shape of pixels is captured when it comes for the `seen`-th time. What graphs do not cover runs as before. With
-    `fused=True` the layers run in fewer kernels, where there are such, for any number of images; other layers are
+    `fused=True` their parts run in fewer kernels, where there are such, for any number of images; other layers are
     compiled, with a compiler (a backend of `torch.compile`).
     """
 
@@ -34,8 +36,9 @@ class GraphedTowers:
         try:
             for tower in towers:
                 forward, layers = tower.forward, tower_layers(tower)
-                if fused and can_fuse_encoder(tower, layers):
-                    forward = self._fuse_layers(forward, layers)
+                forwards = fused_forwards(tower, layers) if fused else []
+                if forwards:
+                    forward = self._fuse_parts(forward, forwards)
                 elif compiler is not None:
                     forward = self._compile_layers(forward, layers, compiler)
                 self._patches.add(tower, "forward", tower_forward(tower, forward, capturing, seen))
@@ -43,14 +46,14 @@ class GraphedTowers:
             self.close()
             raise
 
-    def _fuse_layers(self, original: Callable[..., Any], layers: list[Any]) -> Callable[..., Any]:
-        """Fuse what the tower's layers do, and return the forward to call it by."""
-        encoder = FusedEncoder(layers)
-        for layer, fused_forward in zip(layers, encoder.forwards):
-            self._patches.add(layer, "forward", fused_forward)
+    def _fuse_parts(self, original: Callable[..., Any], forwards: list[FusedForward]) -> Callable[..., Any]:
+        """Fuse what the tower's parts do, and return the forward to call it by."""
+        fused = FusedTower(forwards)
+        for one in forwards:
+            self._patches.add(one.part, "forward", one)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            encoder.refresh()
+            fused.refresh()
             return original(*args, **kwargs)
 
         return forward
@@ -76,6 +79,13 @@ class GraphedTowers:
     def close(self) -> None:
         """Restore the towers, and free the graphs and their memory."""
         self._patches.undo()
+
+
+def fused_forwards(tower: Any, layers: list[Any]) -> list[FusedForward]:
+    """Forwards for a tower's parts that run in fewer kernels; none where they would not compute the same."""
+    if tower.config.model_type in PATCH_TOWERS:
+        return patch_tower_forwards(tower)
+    return encoder_forwards(tower, layers)
 
 
 def graph_towers(model: Any, capture: Capture | None = None) -> GraphedTowers | None:

@@ -1,4 +1,4 @@
-"""Triton kernels of `fused_attention`, `fused_norm_mlp` and `fused_encoder`, in `vlprune.cuda_graphs`."""
+"""Triton kernels of `fused_attention`, `fused_norm_mlp`, `fused_encoder` and `fused_patches`."""
 
 # mypy: disallow-untyped-defs=False
 
@@ -153,3 +153,30 @@ def launch_add_layer_norm(
         ADD=y is not None, BLOCK=block, num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip
     return total, out
+
+
+@triton.jit
+def _rotate_kernel(PRODUCT, COS, SIN, width, pairs, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Rotate the queries and keys of one row, half of whose numbers `pairs` counts."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    there = at < pairs
+    half: tl.constexpr = D // 2
+    near = at % half
+    first = PRODUCT + row * width + at // half * D + near
+    angle = row * D + near
+    x, y = tl.load(first, there, 0.0).to(tl.float32), tl.load(first + half, there, 0.0).to(tl.float32)
+    c1, s1 = tl.load(COS + angle, there, 0.0).to(tl.float32), tl.load(SIN + angle, there, 0.0).to(tl.float32)
+    c2, s2 = tl.load(COS + angle + half, there, 0.0), tl.load(SIN + angle + half, there, 0.0)
+    kind = PRODUCT.dtype.element_ty
+    tl.store(first, (x * c1 - y * s1).to(kind), there)
+    tl.store(first + half, (y * c2.to(tl.float32) + x * s2.to(tl.float32)).to(kind), there)
+
+
+def launch_rotate(qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`vlprune.cuda_graphs.fused_patches.rotate_queries_and_keys` on a GPU."""
+    qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
+    (n, width), pairs = qkv.shape, qkv.shape[1] // 3
+    block = triton.next_power_of_2(pairs)
+    _rotate_kernel[(n,)](qkv, cos, sin, width, pairs, D=cos.shape[1], BLOCK=block, num_warps=4)
+    return qkv
