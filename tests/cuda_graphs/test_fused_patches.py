@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.cuda_graphs.test_fused_encoder import assert_close
 from tests.cuda_graphs.test_graphed_towers import QWENS, patches_of
 from tests.support.families import made as made_model
 from tests.support.interpreter import run_interpreted
@@ -48,14 +49,6 @@ def features_of(model, sizes):
 
 def forwards_of(model):
     return [part.forward for part in model.model.visual.modules() if "forward" in part.__dict__][1:]
-
-
-def assert_close(found, expected):
-    """Up to rounding, which the layers that follow make larger."""
-    if found.dtype == torch.float32:
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    else:
-        assert (found - expected).float().norm() < 0.03 * expected.float().norm()
 
 
 @torch.no_grad()
