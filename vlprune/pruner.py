@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from vlprune.cuda_graphs import use_cuda_graphs
+from vlprune.cuda_graphs.graphed_towers import tell_towers
 from vlprune.cuda_graphs.text_tower import TextTowerGraphs
 from vlprune.devices import input_device
 from vlprune.media.image import to_image
@@ -24,6 +25,7 @@ from vlprune.pruning.feature_cache import FeatureCache
 from vlprune.pruning.forward import ForwardHooks
 from vlprune.pruning.generate import has_pruner, wrap_generate
 from vlprune.pruning.layer_cuts import LayerCuts
+from vlprune.pruning.patched_attributes import Patches
 from vlprune.pruning.probe import encode_images, present_modalities
 from vlprune.pruning.question import QuestionFinder, check_query, warn_of_llm_relevance
 from vlprune.pruning.shorten import PromptShortener
@@ -130,10 +132,17 @@ class Pruner:
         self.cuda_graphs: Any = None
         try:
             self.cuda_graphs = use_cuda_graphs(model, cuda_graphs)  # first: graphs are for what we hand to generate
+            if self.cuda_graphs is None:
+                self._tell_towers()
             self._put_in_place(wrapper)
         except BaseException:
             self.detach()
             raise
+
+    def _tell_towers(self) -> None:
+        patches = Patches()
+        self._cleanup.callback(patches.undo)  # first: Ctrl-C may come at any step
+        tell_towers(self.model, patches)
 
     def _put_in_place(self, wrapper: Any) -> None:
         """Put the hooks on the model, and our `generate` in front of its own."""

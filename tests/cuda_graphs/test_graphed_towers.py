@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -170,6 +171,26 @@ def test_more_patches_than_a_graph_holds(qwen, device, capture, made, monkeypatc
     assert len(calls) == 3 * len(tower.blocks)
     assert all(torch.equal(one.pooler_output, plain.pooler_output) for one in found)
     assert tower.config._attn_implementation == "sdpa"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cheaper", [False, True])
+def test_without_graphs_patches_are_attended_to_in_groups(qwen, device, monkeypatch, cheaper):
+    """While a pruner is attached, with the same bits; not where a CheaperTower is at work."""
+    tower, (pixels, sizes) = qwen.model.visual, patches_of((1, 4, 4), (1, 4, 4), device=device)
+    plain, calls = tower(pixels, grid_thw=sizes, return_dict=True), []
+
+    def attend(*args, **kwargs):
+        calls.append(1)
+        return attend_grouped(*args, **kwargs)
+
+    monkeypatch.setattr(grouped_attention, "attend_grouped", attend)
+    at_work = CheaperTower(qwen, repeats=True) if cheaper else nullcontext()
+    with at_work, attach(qwen, Random(keep=3), cuda_graphs=False):
+        found = tower(pixels, grid_thw=sizes, return_dict=True)
+    assert len(calls) == (0 if cheaper else len(tower.blocks))
+    assert torch.equal(found.pooler_output, plain.pooler_output)
+    assert "forward" not in tower.__dict__
 
 
 @torch.no_grad()

@@ -4,15 +4,17 @@ import pytest
 import torch
 
 from vlprune import ScriptPlus
-from vlprune.selection import graph_scores, greedy_map_features
-from vlprune.studies.rejected import ByBatch, ByQuarter, QuarterUnasked, TokenGraphWeight
+from vlprune.selection import graph_scores, graph_weights, greedy_map_features, relevance_focus
+from vlprune.studies.rejected import ByBatch, ByQuarter, QuarterUnasked, TokenGraphWeight, Unfocused
 from vlprune.types import Query, TokenView
 
 
-def view_and_query(B=2, rows=6, columns=6, d=8, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    tokens = torch.randn(B, rows * columns, d, generator=g)
-    return TokenView(tokens, (rows, columns)), Query(tokens, torch.randn(B, 1, d, generator=g), 1, "llm", ("?",) * B)
+def view_and_query(B=2):
+    """A question about the first token of each image alone, so that power and graph count."""
+    tokens = torch.randn(B, 36, 64, generator=torch.Generator().manual_seed(0))
+    view, query = TokenView(tokens, (6, 6)), Query(tokens, tokens[:, :1], 1, "llm", ("?",) * B)
+    assert (relevance_focus(ScriptPlus().relevance_scores(view, query)) == 1).all()
+    return view, query
 
 
 def default_kept(view, query, keep, power=ScriptPlus.power):
@@ -63,13 +65,25 @@ def test_the_graph_of_single_tokens_takes_weight():
 def test_an_image_without_redundancy():
     """Tokens that are like no other: the median is 0, and nothing is divided by it."""
     tokens = torch.eye(16)[None]
-    query = Query(tokens, torch.rand(1, 1, 16, generator=torch.Generator().manual_seed(0)), 1, "llm", ("?",))
-    found = TokenGraphWeight(4).select(TokenView(tokens, (4, 4)), query)
-    assert torch.equal(found.scores, found.relevance**ScriptPlus.power)
+    text = torch.rand(1, 1, 16, generator=torch.Generator().manual_seed(0)) ** 8
+    found = TokenGraphWeight(4).select(TokenView(tokens, (4, 4)), Query(tokens, text, 1, "llm", ("?",)))
+    assert relevance_focus(found.relevance) > 0
+    assert torch.equal(found.scores, found.relevance ** (1 + relevance_focus(found.relevance)[:, None]))
+
+
+def test_for_every_question():
+    """Also where it asks about something large; where it asks about little, it is the default."""
+    view, query = view_and_query()
+    assert torch.equal(Unfocused(9).select(view, query).scores, ScriptPlus(9).select(view, query).scores)
+    large = Query(view.features, torch.ones(2, 1, 64), 1, "llm", ("?",) * 2)
+    assert (relevance_focus(ScriptPlus().relevance_scores(view, large)) == 0).all()
+    found = Unfocused(9, power=1.25).select(view, large)
+    wanted = found.relevance**1.25 * graph_weights(view.features, grid=(6, 6))
+    assert torch.allclose(found.scores, wanted)
 
 
 def test_the_last_quarter_does_without_the_question():
-    view, query = view_and_query(d=24)
+    view, query = view_and_query()
     order = QuarterUnasked(12).select(view, query).order
     assert torch.equal(order[:, :9], ScriptPlus(keep=12).select(view, query).order[:, :9])
     for b in range(2):

@@ -112,10 +112,19 @@ def graph_weights(tokens, grid):
     return [weights[i] for i in range(rows * columns)]
 
 
-def script_plus(tokens, image, question, sign, m, grid, power=1.25):
-    """Relevance to the power, times what the graph of the 2 × 2 means leaves of it."""
-    asked = [value**power for value in relevance(image, question, sign)]
-    return greedy_map(tokens, [a * g for a, g in zip(asked, graph_weights(tokens, grid))], m)
+def focus(relevant):
+    """1 if at most a 16th of the tokens is more than half relevant, 0 from an 8th on; a token counts gradually."""
+    share = mean([[min(1.0, max(0.0, 8 * value - 3.5))] for value in relevant])[0]
+    return min(1.0, max(0.0, 2 - 16 * share))
+
+
+def script_plus(tokens, image, question, sign, m, grid, power=2.0):
+    """Where the question asks about something small, relevance to the power, times what the graph leaves of it."""
+    relevant = relevance(image, question, sign)
+    small = focus(relevant)
+    asked = [value ** (1 + (power - 1) * small) for value in relevant]
+    graph = [1 - small * (1 - weight) for weight in graph_weights(tokens, grid)]
+    return greedy_map(tokens, [a * g for a, g in zip(asked, graph)], m)
 
 
 def random(n, m, seed):

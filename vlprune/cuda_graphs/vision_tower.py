@@ -128,36 +128,40 @@ def told_sizes(tower: Any, sizes: Tensor | None) -> tuple[dict[str, Any], Abstra
     return told, grouped_attention(tower.config)
 
 
-def tower_forward(tower: Any, original: Callable[..., Any], capturing: Capturing, seen: int) -> Callable[..., Any]:
+def tower_forward(
+    tower: Any, original: Callable[..., Any], capturing: Capturing | None, seen: int = 1
+) -> Callable[..., Any]:
     """A forward for the tower that replays graphs; calls that graphs do not cover go to the original.
 
     So do all calls while a CheaperTower is at work, whose changes inside the tower a graph would not see. A tower of
-    patches is told sizes before there is a graph, too, and where there are too many patches for one.
+    patches is told sizes where there is no graph, too: not yet, for too many patches, or because nothing is captured.
     """
     graphs, inspect = TowerGraphs(tower, original, seen), ModuleInspector(tower)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or any(tower_settings([tower])):
             return original(*args, **kwargs)
-        capture, options = capturing.capture(), dict(kwargs)
+        options = dict(kwargs)
         pixels: Any = options.pop("pixel_values", None) if not args else args[0]
         sizes: Any = options.pop("grid_thw", None)
         covered = len(args) <= 1 and _covers(tower, pixels, sizes, options)
         covered = covered and not torch.is_autocast_enabled(pixels.device.type)
-        if capture is None or not covered or torch.is_grad_enabled() or tower.training:
+        if not covered or torch.is_grad_enabled() or tower.training:
             return original(*args, **kwargs)
         weights, hooked = inspect()
         if hooked:
             return original(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
-            try:
-                graph = graphs.get(pixels, sizes, options, weights, capture)
-            except RuntimeError as error:
-                capturing.stop(error)
-                graph = None
-            if graph is not None:
-                graph.pixels.copy_(pixels)
-                return _copy_tensors(graph.replay())  # the next replay overwrites what a graph returns
+        capture = None if capturing is None else capturing.capture()
+        if capturing is not None and capture is not None:
+            with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
+                try:
+                    graph = graphs.get(pixels, sizes, options, weights, capture)
+                except RuntimeError as error:
+                    capturing.stop(error)
+                    graph = None
+                if graph is not None:
+                    graph.pixels.copy_(pixels)
+                    return _copy_tensors(graph.replay())  # the next replay overwrites what a graph returns
         if sizes is None:
             return original(*args, **kwargs)
         told, attention = told_sizes(tower, sizes)

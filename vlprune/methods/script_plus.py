@@ -8,26 +8,34 @@ from torch import Tensor
 from vlprune.budget import Budget
 from vlprune.methods.registry import register_method
 from vlprune.methods.script import Script
-from vlprune.selection import evidence_trust, graph_weights, relevance_evidence, trusted_relevance
+from vlprune.selection import (
+    evidence_trust,
+    graph_weights,
+    relevance_evidence,
+    relevance_focus,
+    trusted_relevance,
+)
 from vlprune.types import Query, Selection, TokenView
 
 
 @register_method
 @dataclass(frozen=True)
 class ScriptPlus(Script):
-    """Script as we would use it: a graph that weighs instead of striking out, and budgets that follow the image.
+    """Script as we would use it: the graph weighs instead of striking out, where the question asks about little.
 
     It is no published method: docs/script-plus.md says what was tried. The fields are `Script`'s, with these changes.
-    `fusion` is "released": the greedy decides alone. It weighs tokens by relevance to the `power`: from 1, as in the
-    paper, towards the most relevant tokens only. What the graph finds redundant weighs less, as far as `graph_weight`
-    says: from 0, where the graph has no say, to 1 (`vlprune.selection.graph_weights`). `trust` says how far both count:
-    1, 0 (as without a question), or between; "image" takes it from each image's own map of relevance
-    (`vlprune.selection.relevance_evidence`). Without a question every token weighs the same.
+    `fusion` is "released": the greedy decides alone, by what each token weighs. Where the question asks about something
+    small (`vlprune.selection.relevance_focus`), relevance weighs to the `power`, from 1, as in the paper, towards the
+    most relevant tokens only; and what the graph finds redundant weighs less, as far as `graph_weight` says: from 0,
+    where the graph has no say, to 1 (`vlprune.selection.graph_weights`). Elsewhere relevance weighs as it is, which is
+    CDPruner. `trust` says how far all of it counts: 1, 0 (as without a question), or between; "image" takes it from
+    each image's own map of relevance (`vlprune.selection.relevance_evidence`). Without a question every token weighs
+    the same.
     With `Budget(adaptive=..., mean=...)` an image that is soon told keeps fewer tokens than a crowded one. `tau` may be
     "otsu" or "quantile": each image's own threshold.
 
     >>> ScriptPlus(keep=64).fusion, ScriptPlus(keep=64).power, ScriptPlus(keep=64).graph_weight
-    ('released', 1.25, 1.0)
+    ('released', 2.0, 1.0)
     >>> ScriptPlus(power=-1.0)
     Traceback (most recent call last):
     ...
@@ -35,7 +43,7 @@ class ScriptPlus(Script):
     """
 
     fusion: str = "released"
-    power: float = 1.25
+    power: float = 2.0
     graph_weight: float = 1.0
     trust: float | str = 1.0
 
@@ -78,11 +86,20 @@ class ScriptPlus(Script):
             trust = evidence_trust(relevance_evidence(relevance, view.features, grid=view.grid))
         else:
             trust = self.trust
-        asked = trusted_relevance(relevance, trust) ** self.power
+        focus = self.focus(relevance)
+        asked = trusted_relevance(relevance, trust) ** (1.0 + (self.power - 1.0) * focus[:, None])
         if self.graph_weight == 0.0:
             return asked
-        graph = graph_weights(view.features, grid=view.grid, tau=self.tau, gamma=self.gamma, graph=self.graph)
-        return asked * trusted_relevance(graph, self.graph_weight * trust)  # 1 where it has no say, as relevance
+        share = self.graph_weight * trust * focus
+        return asked * trusted_relevance(self.graph_weights(view), share)  # 1 where the graph has no say
+
+    def focus(self, relevance: Tensor) -> Tensor:
+        """(B,) how far power and graph count, by each image's relevance (B, n)."""
+        return relevance_focus(relevance)
+
+    def graph_weights(self, view: TokenView) -> Tensor:
+        """(B, n) what redundancy leaves of each token's weight."""
+        return graph_weights(view.features, grid=view.grid, tau=self.tau, gamma=self.gamma, graph=self.graph)
 
     def select(self, view: TokenView, query: Query | None) -> Selection:
         budget, m = Budget.of(self.keep), self.count(view.n)

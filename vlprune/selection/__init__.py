@@ -8,6 +8,7 @@
 from .dispatch import use_fused
 from .dpp import greedy_map, greedy_map_features, query_kernel
 from .farthest_points import farthest_points
+from .focus import relevance_focus
 from .fusion import fuse
 from .graph import graph_keep, graph_scores, graph_threshold
 from .graph_weights import graph_weights
@@ -35,6 +36,7 @@ __all__ = [
     "highest",
     "query_kernel",
     "relevance_evidence",
+    "relevance_focus",
     "relevance_scores",
     "remaining",
     "select_script",

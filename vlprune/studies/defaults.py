@@ -20,14 +20,15 @@ from vlprune.evaluation.reference_methods import ALL_TOKENS, keep_all_tokens
 from vlprune.evaluation.result import ResultTable, StudyResult
 from vlprune.evaluation.stats import format_p, mcnemar
 from vlprune.methods import Method, ScriptPlus
-from vlprune.studies.rejected import ByBatch, ByQuarter, QuarterUnasked, TokenGraphWeight
+from vlprune.studies.rejected import ByBatch, ByQuarter, QuarterUnasked, TokenGraphWeight, Unfocused
 
 NEEDS, QUESTIONS, KEEP = "answers", (600, 5), (64, 16)
 NOTE = (
     "The first row is ScriptPlus as it is by default; each other row changes what it says. Lost, won: questions that "
     "only the default answers, and that only this setting answers; p is McNemar's, exact and two-sided, not corrected "
     "for the number of rows. Where the graph strikes tokens out (supplement, filter), it takes no weight from them. "
-    "A quarter without the question: the greedy on plain cosines chooses the last quarter of the budget."
+    "A quarter without the question: the greedy on plain cosines chooses the last quarter of the budget. For every "
+    "question: power and graph count also where it asks about something large."
 )
 KINDS_NOTE = "Right answers in %."
 
@@ -38,9 +39,11 @@ def script_settings(keep: Any, has_dual_encoder: bool) -> dict[str, tuple[Method
     unweighted = replace(usual, graph_weight=0.0)
     found: dict[str, Method] = {
         "default": usual,
-        **{f"power {power}": replace(usual, power=power) for power in (1.0, 1.5, 2.0)},
+        **{f"power {power}": replace(usual, power=power) for power in (1.0, 1.25, 4.0)},
         **{f"graph weight {weight}": replace(usual, graph_weight=weight) for weight in (0.0, 0.5)},
         "graph of single tokens": TokenGraphWeight(keep=keep),
+        "for every question": Unfocused(keep=keep),
+        "for every question, power 1.25": Unfocused(keep=keep, power=1.25),
         **{f"tau {tau}": replace(usual, tau=tau) for tau in (0.5, "otsu")},
         "fusion supplement (the paper's text)": replace(unweighted, fusion="supplement"),
         **{f"fusion filter, rho {rho}": replace(unweighted, fusion="filter", rho=rho) for rho in (0.5, 0.7, 0.9)},

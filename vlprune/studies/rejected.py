@@ -56,18 +56,24 @@ class ByQuarter(Variant):
 
 
 @dataclass(frozen=True)
-class TokenGraphWeight(Variant):
+class TokenGraphWeight(ScriptPlus):
     """The graph of the tokens themselves takes weight from them, not that of the means of 2 × 2."""
 
     name: ClassVar[str] = "token_graph_weight"
 
-    def select(self, view: TokenView, query: Query | None) -> Selection:
-        relevance = self.relevance_scores(view, query)
+    def graph_weights(self, view: TokenView) -> Tensor:
         s = graph_scores(view.features).clamp(min=0.0)
-        graph = 1.0 / (1.0 + s / s.median(dim=1, keepdim=True).values.clamp(min=1.0))
-        weights = relevance**ScriptPlus.power * graph
-        order = greedy_map_features(view.features, weights, self.count(view.n))
-        return Selection.from_order(order, relevance=relevance, scores=weights)
+        return 1.0 / (1.0 + s / s.median(dim=1, keepdim=True).values.clamp(min=1.0))
+
+
+@dataclass(frozen=True)
+class Unfocused(ScriptPlus):
+    """Power and graph count for every question, not only where it asks about something small."""
+
+    name: ClassVar[str] = "unfocused"
+
+    def focus(self, relevance: Tensor) -> Tensor:
+        return torch.ones_like(relevance[:, 0])
 
 
 @dataclass(frozen=True)
