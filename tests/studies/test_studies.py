@@ -116,7 +116,7 @@ def check_errors(data):
 def check_defaults(data):
     scores = data["scores"]
     assert {cell.rpartition("@")[2] for cell in scores} == {"64", "16"}
-    assert len(scores) == 2 * 22
+    assert len(scores) == 2 * 24
     assert all(one["entering"] == float(cell.rpartition("@")[2]) for cell, one in scores.items())
     usual = {line["q"]: line["right"] for line in read_lines("run", "default@16")}
     other = {line["q"]: line["right"] for line in read_lines("run", "kernel s@16")}
