@@ -153,42 +153,43 @@ def test_attach_does_so_for_patches(case, device, on_any_device, made):
     assert len(made) == 2, "the images and the videos of the second call"
 
 
-@torch.no_grad()
-def test_more_patches_than_a_graph_holds(qwen, device, capture, made, monkeypatch):
-    """All sequences of a length are attended to in one call then, too, as they are before there is a graph."""
-    tower, (pixels, sizes) = qwen.model.visual, patches_of((1, 4, 4), (1, 4, 4), device=device)
-    plain, calls = tower(pixels, grid_thw=sizes, return_dict=True), []
+@pytest.fixture
+def grouped_calls(monkeypatch):
+    """An entry for each call that attends to all sequences of a length at once."""
+    calls = []
 
     def attend(*args, **kwargs):
         calls.append(1)
         return attend_grouped(*args, **kwargs)
 
     monkeypatch.setattr(grouped_attention, "attend_grouped", attend)
+    return calls
+
+
+@torch.no_grad()
+def test_more_patches_than_a_graph_holds(qwen, device, capture, made, monkeypatch, grouped_calls):
+    """All sequences of a length are attended to in one call then, too, as they are before there is a graph."""
+    tower, (pixels, sizes) = qwen.model.visual, patches_of((1, 4, 4), (1, 4, 4), device=device)
+    plain = tower(pixels, grid_thw=sizes, return_dict=True)
     monkeypatch.setattr(vision_tower, "MAX_PATCHES", 31)
     with graph_towers(qwen, capture):
         found = [tower(pixels, grid_thw=sizes, return_dict=True) for _ in range(3)]
     assert not made
-    assert len(calls) == 3 * len(tower.blocks)
+    assert len(grouped_calls) == 3 * len(tower.blocks)
     assert all(torch.equal(one.pooler_output, plain.pooler_output) for one in found)
     assert tower.config._attn_implementation == "sdpa"
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("cheaper", [False, True])
-def test_without_graphs_patches_are_attended_to_in_groups(qwen, device, monkeypatch, cheaper):
+def test_without_graphs_patches_are_attended_to_in_groups(qwen, device, grouped_calls, cheaper):
     """While a pruner is attached, with the same bits; not where a CheaperTower is at work."""
     tower, (pixels, sizes) = qwen.model.visual, patches_of((1, 4, 4), (1, 4, 4), device=device)
-    plain, calls = tower(pixels, grid_thw=sizes, return_dict=True), []
-
-    def attend(*args, **kwargs):
-        calls.append(1)
-        return attend_grouped(*args, **kwargs)
-
-    monkeypatch.setattr(grouped_attention, "attend_grouped", attend)
+    plain = tower(pixels, grid_thw=sizes, return_dict=True)
     at_work = CheaperTower(qwen, repeats=True) if cheaper else nullcontext()
     with at_work, attach(qwen, Random(keep=3), cuda_graphs=False):
         found = tower(pixels, grid_thw=sizes, return_dict=True)
-    assert len(calls) == (0 if cheaper else len(tower.blocks))
+    assert len(grouped_calls) == (0 if cheaper else len(tower.blocks))
     assert torch.equal(found.pooler_output, plain.pooler_output)
     assert "forward" not in tower.__dict__
 
