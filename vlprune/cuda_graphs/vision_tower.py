@@ -151,8 +151,7 @@ def tower_forward(
         weights, hooked = inspect()
         if hooked:
             return original(*args, **kwargs)
-        capture = None if capturing is None else capturing.capture()
-        if capturing is not None and capture is not None:
+        if capturing is not None and (capture := capturing.capture()) is not None:
             with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
                 try:
                     graph = graphs.get(pixels, sizes, options, weights, capture)
