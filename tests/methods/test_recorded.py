@@ -14,12 +14,12 @@ FIELDS = ("kept", "order", "redundancy", "relevance", "scores", "gains")
 
 
 def asked(device, own, seed):
-    """36 tokens and a question, in the tokens' own space or in another."""
+    """36 tokens and a question, in the tokens' own space, which is the LLM's, or in another."""
     rand = torch.Generator().manual_seed(seed)
     view = TokenView(torch.randn(2, 36, 16, generator=rand).to(device), (6, 6))
     image = view.features if own else torch.randn(2, 36, 8, generator=rand).to(device)
     text = torch.randn(2, 1, image.shape[2], generator=rand).to(device)
-    return view, Query(image, text, sign=-1, source="clip", texts=("", ""))
+    return view, Query(image, text, sign=-1, source="llm" if own else "clip", texts=("", ""))
 
 
 def same(one, other):

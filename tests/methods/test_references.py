@@ -151,12 +151,13 @@ def test_script(seed, n, sign, data):
 def test_script_plus(seed, n, sign, data):
     m, asked = data.draw(st.integers(1, n)), data.draw(st.integers(0, 2))
     view, query = draw(seed, 2, n, sign=sign)
+    query = replace(query, source=data.draw(st.sampled_from(["clip", "llm"])))
     if asked:  # a question that says what one or two tokens say, which is little from 9 tokens on
         query = replace(query, text=sign * query.image[:, :asked].mean(1, keepdim=True))
     chosen = get_method("script_plus", keep=m).select(view, query)
     for b in range(2):
         image = floats(view.features[b]), floats(query.image[b]), floats(query.text[b, 0])
-        order = reference.script_plus(*image, sign, m, view.grid)
+        order = reference.script_plus(*image, sign, m, view.grid, query.source)
         told = int((chosen.gains[b] > 1e-5).sum())  # what adds less ties with what adds nothing
         assert chosen.order[b, :told].tolist() == order[:told]
         if told == m:

@@ -60,21 +60,23 @@ def test_no_images_and_a_grid_that_does_not_fit():
         graph_weights(torch.zeros(1, 6, 3), grid=(2, 2))
 
 
+@pytest.mark.parametrize("source", ["clip", "llm"])
 @pytest.mark.parametrize(("trust", "weight"), [(1.0, 1.0), (1.0, 0.25), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)])
-def test_script_plus_weighs_by_relevance_and_graph(trust, weight):
+def test_script_plus_weighs_by_relevance_and_graph(trust, weight, source):
     """As far as the question asks about something small: here about one token, about three, and about nothing in
-    particular."""
+    particular. By the LLM's embeddings the graph weighs for every question."""
     tokens = tokens_of(3, 3, 36, d=64)
     tokens[1, 1:3] = tokens[1, :1]
     view = TokenView(tokens, (6, 6))
     text = torch.stack([tokens[0, 0] - tokens[0].mean(0), tokens[1, 0] - tokens[1].mean(0), torch.ones(64)])[:, None]
-    query = Query(tokens, text, 1, "llm", ("?",) * 3)
+    query = Query(tokens, text, 1, source, ("?",) * 3)
     found = ScriptPlus(keep=9, trust=trust, graph_weight=weight).select(view, query)
     focus = relevance_focus(found.relevance)[:, None]
     assert focus[0] == 1
     assert 0 < focus[1] < 1
     assert focus[2] == 0
-    graph = 1 - trust * weight * focus * (1 - graph_weights(tokens, grid=(6, 6)))
+    counts = torch.ones_like(focus) if source == "llm" else focus
+    graph = 1 - trust * weight * counts * (1 - graph_weights(tokens, grid=(6, 6)))
     wanted = (trust * found.relevance + 1 - trust) ** (1 + focus) * graph  # the power is 2
     assert torch.allclose(found.scores, wanted, rtol=1e-5)
 
@@ -82,7 +84,7 @@ def test_script_plus_weighs_by_relevance_and_graph(trust, weight):
 def test_a_question_about_much_is_left_to_the_greedy():
     """Then script_plus is cdpruner."""
     tokens = tokens_of(5, 1, 36)
-    view, query = TokenView(tokens, (6, 6)), Query(tokens, torch.ones(1, 1, 6), 1, "llm", ("?",))
+    view, query = TokenView(tokens, (6, 6)), Query(tokens, torch.ones(1, 1, 6), 1, "clip", ("?",))
     found = ScriptPlus(keep=9).select(view, query)
     assert relevance_focus(found.relevance) == 0
     assert torch.equal(found.kept, CDPruner(keep=9).select(view, query).kept)

@@ -118,12 +118,15 @@ def focus(relevant):
     return min(1.0, max(0.0, 2 - 16 * share))
 
 
-def script_plus(tokens, image, question, sign, m, grid, power=2.0):
-    """Where the question asks about something small, relevance to the power, times what the graph leaves of it."""
+def script_plus(tokens, image, question, sign, m, grid, source, power=2.0):
+    """Where the question asks about something small, relevance to the power, times what the graph leaves of it.
+
+    Of the LLM's embeddings the graph takes from every question."""
     relevant = relevance(image, question, sign)
     small = focus(relevant)
     asked = [value ** (1 + (power - 1) * small) for value in relevant]
-    graph = [1 - small * (1 - weight) for weight in graph_weights(tokens, grid)]
+    share = 1 if source == "llm" else small
+    graph = [1 - share * (1 - weight) for weight in graph_weights(tokens, grid)]
     return greedy_map(tokens, [a * g for a, g in zip(asked, graph)], m)
 
 

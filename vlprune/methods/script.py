@@ -72,7 +72,8 @@ class Script(QueryMethod):
             return self.choose_unrecorded(view, query, m)
         image = None if query.image is view.features else query.image
         tensors = {"features": view.features, "image": image, "text": query.text}
-        return fast.replayed(_recorded, tensors, {"method": self, "m": m, "grid": view.grid, "sign": query.sign})
+        settings = {"method": self, "m": m, "grid": view.grid, "sign": query.sign, "source": query.source}
+        return fast.replayed(_recorded, tensors, settings)
 
     @property
     def recordable(self) -> bool:
@@ -117,7 +118,8 @@ def _recorded(
     m: int,
     grid: tuple[int, int],
     sign: int,
+    source: str,
 ) -> Selection:
     """`method.choose_unrecorded` as a function of tensors, which can be recorded."""
-    query = Query(features if image is None else image, text, sign, source="", texts=())
+    query = Query(features if image is None else image, text, sign, source, texts=())
     return method.choose_unrecorded(TokenView(features, grid), query, m)

@@ -28,9 +28,9 @@ class ScriptPlus(Script):
     small (`vlprune.selection.relevance_focus`), relevance weighs to the `power`, from 1, as in the paper, towards the
     most relevant tokens only; and what the graph finds redundant weighs less, as far as `graph_weight` says: from 0,
     where the graph has no say, to 1 (`vlprune.selection.graph_weights`). Elsewhere relevance weighs as it is, which is
-    CDPruner. `trust` says how far all of it counts: 1, 0 (as without a question), or between; "image" takes it from
-    each image's own map of relevance (`vlprune.selection.relevance_evidence`). Without a question every token weighs
-    the same.
+    CDPruner; only where it comes from the LLM's own embeddings, the graph takes weight for every question. `trust` says
+    how far all of it counts: 1, 0 (as without a question), or between; "image" takes it from each image's own map of
+    relevance (`vlprune.selection.relevance_evidence`). Without a question every token weighs the same.
     With `Budget(adaptive=..., mean=...)` an image that is soon told keeps fewer tokens than a crowded one. `tau` may be
     "otsu" or "quantile": each image's own threshold.
 
@@ -74,13 +74,17 @@ class ScriptPlus(Script):
             relevance = self.relevance_scores(view, query)
         if query is None:
             return super().choose_unrecorded(view, query, m, relevance=relevance)
-        weights = self.weights(view, relevance)
+        weights = self.weights(view, relevance, query.source)
         return replace(
             super().choose_unrecorded(view, query, m, relevance=weights), relevance=relevance, scores=weights
         )
 
-    def weights(self, view: TokenView, relevance: Tensor) -> Tensor:
-        """(B, n) what each token weighs in the greedy, from 0 to 1: by its relevance (B, n), and by the graph."""
+    def weights(self, view: TokenView, relevance: Tensor, source: str) -> Tensor:
+        """(B, n) what each token weighs in the greedy, from 0 to 1: by its relevance (B, n), and by the graph.
+
+        `source` is the query's: maps of the LLM's embeddings are broad whatever is asked, so that they do not tell
+        where the graph has a say, and it has one for every question.
+        """
         trust: float | Tensor
         if isinstance(self.trust, str):
             trust = evidence_trust(relevance_evidence(relevance, view.features, grid=view.grid))
@@ -90,7 +94,7 @@ class ScriptPlus(Script):
         asked = trusted_relevance(relevance, trust) ** (1.0 + (self.power - 1.0) * focus[:, None])
         if self.graph_weight == 0.0:
             return asked
-        share = self.graph_weight * trust * focus
+        share = self.graph_weight * trust * (1.0 if source == "llm" else focus)
         return asked * trusted_relevance(self.graph_weights(view), share)  # 1 where the graph has no say
 
     def focus(self, relevance: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ class Variant(QueryMethod):
 
     def weighing(self, view: TokenView, query: Query | None) -> Tensor:
         """(B, n) what ScriptPlus weighs the tokens by."""
-        return ScriptPlus().weights(view, self.relevance_scores(view, query))
+        assert query is not None
+        return ScriptPlus().weights(view, self.relevance_scores(view, query), query.source)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class ByBatch(Variant):
         assert query is not None
         cosine = query.sign * torch.cosine_similarity(query.image.float(), query.text.float(), dim=-1)
         relevance = (cosine - cosine.min()) / (cosine.max() - cosine.min()).clamp(min=1e-6)
-        order = greedy_map_features(view.features, ScriptPlus().weights(view, relevance), self.count(view.n))
+        weights = ScriptPlus().weights(view, relevance, query.source)
+        order = greedy_map_features(view.features, weights, self.count(view.n))
         return Selection.from_order(order, relevance=relevance)
 
 
