@@ -64,7 +64,7 @@ def test_no_images_and_a_grid_that_does_not_fit():
 @pytest.mark.parametrize(("trust", "weight"), [(1.0, 1.0), (1.0, 0.25), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)])
 def test_script_plus_weighs_by_relevance_and_graph(trust, weight, source):
     """As far as the question asks about something small: here about one token, about three, and about nothing in
-    particular. By the LLM's embeddings the graph weighs for every question."""
+    particular. By the LLM's embeddings the graph weighs by half, whatever is asked, and the power is 1."""
     tokens = tokens_of(3, 3, 36, d=64)
     tokens[1, 1:3] = tokens[1, :1]
     view = TokenView(tokens, (6, 6))
@@ -75,9 +75,9 @@ def test_script_plus_weighs_by_relevance_and_graph(trust, weight, source):
     assert focus[0] == 1
     assert 0 < focus[1] < 1
     assert focus[2] == 0
-    counts = torch.ones_like(focus) if source == "llm" else focus
-    graph = 1 - trust * weight * counts * (1 - graph_weights(tokens, grid=(6, 6)))
-    wanted = (trust * found.relevance + 1 - trust) ** (1 + focus) * graph  # the power is 2
+    sharper, share = (0, 0.5) if source == "llm" else (focus, focus)
+    graph = 1 - trust * weight * share * (1 - graph_weights(tokens, grid=(6, 6)))
+    wanted = (trust * found.relevance + 1 - trust) ** (1 + sharper) * graph  # the power is 2
     assert torch.allclose(found.scores, wanted, rtol=1e-5)
 
 

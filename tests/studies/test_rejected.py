@@ -12,7 +12,7 @@ from vlprune.types import Query, TokenView
 def view_and_query(B=2):
     """A question about the first token of each image alone, so that power and graph count."""
     tokens = torch.randn(B, 36, 64, generator=torch.Generator().manual_seed(0))
-    view, query = TokenView(tokens, (6, 6)), Query(tokens, tokens[:, :1], 1, "llm", ("?",) * B)
+    view, query = TokenView(tokens, (6, 6)), Query(tokens, tokens[:, :1], 1, "clip", ("?",) * B)
     assert (relevance_focus(ScriptPlus().relevance_scores(view, query)) == 1).all()
     return view, query
 
@@ -66,7 +66,7 @@ def test_an_image_without_redundancy():
     """Tokens that are like no other: the median is 0, and nothing is divided by it."""
     tokens = torch.eye(16)[None]
     text = torch.rand(1, 1, 16, generator=torch.Generator().manual_seed(0)) ** 8
-    found = TokenGraphWeight(4).select(TokenView(tokens, (4, 4)), Query(tokens, text, 1, "llm", ("?",)))
+    found = TokenGraphWeight(4).select(TokenView(tokens, (4, 4)), Query(tokens, text, 1, "clip", ("?",)))
     assert relevance_focus(found.relevance) > 0
     assert torch.equal(found.scores, found.relevance ** (1 + relevance_focus(found.relevance)[:, None]))
 

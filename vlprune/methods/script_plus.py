@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from vlprune.budget import Budget
@@ -28,9 +29,10 @@ class ScriptPlus(Script):
     small (`vlprune.selection.relevance_focus`), relevance weighs to the `power`, from 1, as in the paper, towards the
     most relevant tokens only; and what the graph finds redundant weighs less, as far as `graph_weight` says: from 0,
     where the graph has no say, to 1 (`vlprune.selection.graph_weights`). Elsewhere relevance weighs as it is, which is
-    CDPruner; only where it comes from the LLM's own embeddings, the graph takes weight for every question. `trust` says
-    how far all of it counts: 1, 0 (as without a question), or between; "image" takes it from each image's own map of
-    relevance (`vlprune.selection.relevance_evidence`). Without a question every token weighs the same.
+    CDPruner. Relevance by the LLM's embeddings does not tell what is small: there it weighs as it is for every
+    question, and the graph by half. `trust` says how far all of it counts: 1, 0 (as without a question), or between;
+    "image" takes it from each image's own map of relevance (`vlprune.selection.relevance_evidence`). Without a question
+    every token weighs the same.
     With `Budget(adaptive=..., mean=...)` an image that is soon told keeps fewer tokens than a crowded one. `tau` may be
     "otsu" or "quantile": each image's own threshold.
 
@@ -82,24 +84,30 @@ class ScriptPlus(Script):
     def weights(self, view: TokenView, relevance: Tensor, source: str) -> Tensor:
         """(B, n) what each token weighs in the greedy, from 0 to 1: by its relevance (B, n), and by the graph.
 
-        `source` is the query's: maps of the LLM's embeddings are broad whatever is asked, so that they do not tell
-        where the graph has a say, and it has one for every question.
+        `source` is the query's, "clip" or "llm".
         """
         trust: float | Tensor
         if isinstance(self.trust, str):
             trust = evidence_trust(relevance_evidence(relevance, view.features, grid=view.grid))
         else:
             trust = self.trust
-        focus = self.focus(relevance)
-        asked = trusted_relevance(relevance, trust) ** (1.0 + (self.power - 1.0) * focus[:, None])
+        sharper, graph = self.shares(relevance, source)
+        asked = trusted_relevance(relevance, trust) ** (1.0 + (self.power - 1.0) * sharper[:, None])
         if self.graph_weight == 0.0:
             return asked
-        share = self.graph_weight * trust * (1.0 if source == "llm" else focus)
+        share = self.graph_weight * trust * graph
         return asked * trusted_relevance(self.graph_weights(view), share)  # 1 where the graph has no say
 
-    def focus(self, relevance: Tensor) -> Tensor:
-        """(B,) how far power and graph count, by each image's relevance (B, n)."""
-        return relevance_focus(relevance)
+    def shares(self, relevance: Tensor, source: str) -> tuple[Tensor, Tensor]:
+        """(B,) how far the power counts and how far the graph, by each image's relevance (B, n) and its source.
+
+        Maps of the LLM's embeddings are broad whatever is asked: they do not tell whether that is something small.
+        """
+        if source == "llm":
+            none = torch.zeros_like(relevance[:, 0])
+            return none, none + 0.5
+        focus = relevance_focus(relevance)
+        return focus, focus
 
     def graph_weights(self, view: TokenView) -> Tensor:
         """(B, n) what redundancy leaves of each token's weight."""

@@ -74,8 +74,9 @@ class Unfocused(ScriptPlus):
 
     name: ClassVar[str] = "unfocused"
 
-    def focus(self, relevance: Tensor) -> Tensor:
-        return torch.ones_like(relevance[:, 0])
+    def shares(self, relevance: Tensor, source: str) -> tuple[Tensor, Tensor]:
+        fully = torch.ones_like(relevance[:, 0])
+        return fully, fully
 
 
 @dataclass(frozen=True)
