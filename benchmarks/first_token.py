@@ -15,6 +15,7 @@ import functools
 import json
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from statistics import median
 from types import MethodType
 from unittest.mock import patch
@@ -23,6 +24,8 @@ import torch
 from prefill import floor_seconds, measure_rates
 from subjects import LLAVAS, PUBLISHED, TEXT_TOKENS, WAYS, Subject, free_memory, load_subject, running
 from torch.utils.flop_counter import FlopCounterMode
+
+from vlprune.cli.options import parse_keep
 
 #: Parts of a call by the place that ends them.
 PARTS = {
@@ -180,6 +183,8 @@ def load(name, device):
 def measure_model(name, args, rates):
     """Measure and print one model; returns the figures."""
     subject, inputs, options = load(name, args.device)
+    if args.keep is not None:
+        subject = replace(subject, keep=args.keep)
     model, keep, methods = subject.model, subject.keep, subject.methods
     floors = {"vision": 1e3 * vision_floor(model, inputs, rates)}
     print(f"\n{name}, keep={keep}: ms, host / device; vision's floor {floors['vision']:.2f}")
@@ -212,6 +217,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--models", nargs="+", default=LLAVAS, choices=[*PUBLISHED, "pocket", "thin"])
     parser.add_argument("--ways", nargs="+", default=["eager", "graphs"], choices=list(WAYS))
+    parser.add_argument("--keep", type=parse_keep, help="a budget in place of the model's own: 288, 288/tile, 84/frame")
     parser.add_argument("--repeats", type=int, default=7, help="calls of each in a round")
     parser.add_argument("--rounds", type=int, default=3, help="in which whole and pruned models take turns")
     parser.add_argument("--device", default="cuda")
