@@ -84,7 +84,7 @@ class ScriptPlus(Script):
     def weights(self, view: TokenView, relevance: Tensor, source: str) -> Tensor:
         """(B, n) what each token weighs in the greedy, from 0 to 1: by its relevance (B, n), and by the graph.
 
-        `source` is the query's, "clip" or "llm".
+        `source` is the query's.
         """
         trust: float | Tensor
         if isinstance(self.trust, str):
@@ -104,8 +104,8 @@ class ScriptPlus(Script):
         Maps of the LLM's embeddings are broad whatever is asked: they do not tell whether that is something small.
         """
         if source == "llm":
-            none = torch.zeros_like(relevance[:, 0])
-            return none, none + 0.5
+            first = relevance[:, 0]
+            return torch.zeros_like(first), torch.full_like(first, 0.5)
         focus = relevance_focus(relevance)
         return focus, focus
 
