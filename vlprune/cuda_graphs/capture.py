@@ -46,6 +46,25 @@ class CudaGraphCapture:
         return replay
 
 
+class StreamOrder:
+    """Lets work on a CUDA device follow the work before it, whatever streams the two are on.
+
+    A graph's memory serves one call at a time.
+    """
+
+    def __init__(self) -> None:
+        self._latest: torch.cuda.Stream | None = None
+
+    def follow(self, device: torch.device) -> None:
+        """Let the current stream, but not the host, wait for that of the call before."""
+        if device.type != "cuda":
+            return
+        stream = torch.cuda.current_stream(device)
+        if self._latest is not None and self._latest != stream:
+            stream.wait_stream(self._latest)
+        self._latest = stream
+
+
 class SideStream:
     """A second stream of a CUDA device: what runs there is not waited for when the host waits for the first.
 

@@ -13,7 +13,7 @@ from vlprune.cuda_graphs.capture import Capture, Capturing, call_function, many_
 from vlprune.cuda_graphs.fused_encoder import encoder_forwards
 from vlprune.cuda_graphs.fused_patches import patch_tower_forwards
 from vlprune.cuda_graphs.fused_tower import FusedForward, FusedTower
-from vlprune.cuda_graphs.vision_tower import PATCH_TOWERS, find_towers, tower_forward, tower_layers
+from vlprune.cuda_graphs.vision_tower import PATCH_TOWERS, find_towers, is_graphed, tower_forward, tower_layers
 from vlprune.pruning.feature_cache import tower_settings
 from vlprune.pruning.patched_attributes import Patches
 
@@ -23,7 +23,8 @@ class GraphedTowers:
 
     A shape of pixels is captured when it comes for the `seen`-th time. What graphs do not cover runs as before. With
     `fused=True` their parts run in fewer kernels, where there are such, for any number of images; other layers are
-    compiled, with a compiler (a backend of `torch.compile`).
+    compiled, with a compiler (a backend of `torch.compile`). A tower that another model has made run so is left as it
+    is: the two may be closed in any order.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class GraphedTowers:
             raise RuntimeError("model has a CheaperTower, which runs without graphs: close that first.")
         self._patches = Patches()
         try:
-            for tower in towers:
+            for tower in (one for one in towers if not is_graphed(one)):
                 forward, layers = tower.forward, tower_layers(tower)
                 forwards = fused_forwards(tower, layers) if fused else []
                 if forwards:
@@ -118,4 +119,4 @@ def tell_towers(model: Any, patches: Patches) -> None:
 def _is_changed(model: Any) -> bool:
     """Whether its towers have been made cheaper, or run as graphs already."""
     towers = find_towers(model)
-    return any(tower_settings(towers)) or any(hasattr(one.__dict__.get("forward"), "graphed") for one in towers)
+    return any(tower_settings(towers)) or any(map(is_graphed, towers))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector
+from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector, StreamOrder
 from vlprune.devices import copy_to_device
 from vlprune.pruning.dual_encoder import clip_text, clip_text_at_end, up_to_end
 
@@ -28,6 +28,7 @@ class TextTowerGraphs:
         self._graphs: dict[Hashable, tuple[Tensor, Callable[[], Tensor]]] = {}
         self._captured: tuple[Any, Hashable] = (None, None)
         self._inspect: ModuleInspector | None = None
+        self._order = StreamOrder()
 
     def clear(self) -> None:
         """Free the graphs."""
@@ -55,6 +56,7 @@ class TextTowerGraphs:
             except RuntimeError as error:
                 self._capturing.stop(error)
                 return clip_text(encoder, ids)
+            self._order.follow(device)
             held.copy_(copy_to_device(given, device))
             return replay().clone()  # the next replay overwrites what a graph returns
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector
+from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector, StreamOrder
 from vlprune.cuda_graphs.grouped_attention import grouped_attention
 from vlprune.pruning.feature_cache import tower_settings
 
@@ -36,6 +37,11 @@ def find_towers(model: Any) -> list[Any]:
     return [child for child in children if getattr(getattr(child, "config", None), "model_type", None) in known]
 
 
+def is_graphed(tower: Any) -> bool:
+    """Whether its forward is one of `tower_forward`, of this model or of another that shares the tower."""
+    return hasattr(tower.__dict__.get("forward"), "graphed")
+
+
 def tower_layers(tower: Any) -> list[Any]:
     """The layers of a tower of images, in order; of any kind, where `vlprune.vision` wants those it can take apart."""
     lists = [one for one in tower.modules() if isinstance(one, torch.nn.ModuleList)]
@@ -57,16 +63,36 @@ class TowerGraphs:
     What comes for the `seen`-th time is captured.
     """
 
-    def __init__(self, tower: Any, forward: Callable[..., Any], seen: int) -> None:
-        self._tower, self._forward, self._seen = tower, forward, seen
+    def __init__(self, tower: Any, forward: Callable[..., Any], capturing: Capturing, seen: int) -> None:
+        self._tower, self._forward, self._capturing, self._seen = tower, forward, capturing, seen
+        self._order = StreamOrder()
         self._calls: OrderedDict[Hashable, int] = OrderedDict()
         self._graphs: OrderedDict[Hashable, TowerGraph] = OrderedDict()
         self._captured_weights: Hashable = None
 
-    def get(
+    def replay(self, pixels: Tensor, sizes: Tensor | None, options: dict[str, Any], weights: Hashable) -> Any:
+        """What the tower returns, by a graph; None where there is none for such a call.
+
+        `sizes` (N, 3) are those of a tower of patches.
+        """
+        with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
+            if (capture := self._capturing.capture()) is None:
+                return None
+            try:
+                graph = self._get(pixels, sizes, options, weights, capture)
+            except RuntimeError as error:
+                self._capturing.stop(error)
+                return None
+            if graph is None:
+                return None
+            self._order.follow(pixels.device)
+            graph.pixels.copy_(pixels)
+            return _copy_tensors(graph.replay())  # the next replay overwrites what a graph returns
+
+    def _get(
         self, pixels: Tensor, sizes: Tensor | None, options: dict[str, Any], weights: Hashable, capture: Capture
     ) -> TowerGraph | None:
-        """The graph for such a call, `sizes` (N, 3) being those of a tower of patches; None where it is not yet due."""
+        """The graph for such a call; None where it is not yet due."""
         if self._captured_weights != weights:
             self._graphs.clear()
             self._captured_weights = weights
@@ -136,11 +162,17 @@ def tower_forward(
     So do all calls while a CheaperTower is at work, whose changes inside the tower a graph would not see. A tower of
     patches is told sizes where there is no graph, too: not yet, for too many patches, or because nothing is captured.
     """
-    graphs, inspect = TowerGraphs(tower, original, seen), ModuleInspector(tower)
+    graphs = None if capturing is None else TowerGraphs(tower, original, capturing, seen)
+    inspect = ModuleInspector(tower)
+    lock = threading.RLock()  # of models that share the tower, in threads: graphs and the way to attend are for one
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or any(tower_settings([tower])):
             return original(*args, **kwargs)
+        with lock:
+            return run(*args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
         options = dict(kwargs)
         pixels: Any = options.pop("pixel_values", None) if not args else args[0]
         sizes: Any = options.pop("grid_thw", None)
@@ -151,16 +183,9 @@ def tower_forward(
         weights, hooked = inspect()
         if hooked:
             return original(*args, **kwargs)
-        if capturing is not None and (capture := capturing.capture()) is not None:
-            with torch.inference_mode(False), torch.no_grad():  # what is captured outlives an inference mode
-                try:
-                    graph = graphs.get(pixels, sizes, options, weights, capture)
-                except RuntimeError as error:
-                    capturing.stop(error)
-                    graph = None
-                if graph is not None:
-                    graph.pixels.copy_(pixels)
-                    return _copy_tensors(graph.replay())  # the next replay overwrites what a graph returns
+        output = None if graphs is None else graphs.replay(pixels, sizes, options, weights)
+        if output is not None:
+            return output
         if sizes is None:
             return original(*args, **kwargs)
         told, attention = told_sizes(tower, sizes)
