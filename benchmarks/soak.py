@@ -299,7 +299,7 @@ def soak(given: Any) -> int:
     files, hooks, took = open_files(), count_hooks(beds) - own, time.time() - begun
     attached = trimmed()
     held = [one if given.plain else one.cuda_graphs for one in pruners]
-    graphs = [one.graph_count for one in held if one is not None]
+    graphs = [one.graph_count for one in held if isinstance(one, GraphedModel)]
     for one in pruners:
         one.__exit__(None, None, None)
     gc.collect()

@@ -1,10 +1,15 @@
-"""Where a model takes its inputs; clocks and copies that do not wait for the device."""
+"""Where a model takes its inputs; clocks and copies that do not wait for the device; one capture at a time."""
 
+import threading
 import time
 from typing import Any
 
 import torch
 from torch import Tensor
+
+#: Held while a CUDA graph is captured: torch allows one capture at a time, and gives a second one the first's memory or
+#: takes it away, so that replays overwrite what other threads have there.
+capture_lock = threading.Lock()
 
 
 def copy_to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from vlprune.devices import capture_lock
 from vlprune.pruning.patched_attributes import patched_attributes
 
 #: Takes a function of no arguments, and returns one that does the same to the same memory.
@@ -36,7 +37,7 @@ class CudaGraphCapture:
                 function()
         here.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with capture_lock, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = function()
 
         def replay() -> Any:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from vlprune.devices import capture_lock
 from vlprune.types import Selection
 
 from .device_errors import fault_word
@@ -133,7 +134,7 @@ def _record(
         stream = torch.cuda.current_stream(inputs[0].device)
         side = torch.cuda.Stream(stream.device)
         side.wait_stream(stream)
-        with torch.cuda.stream(side):
+        with capture_lock, torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 result = function(**tensors, **settings)

@@ -1,0 +1,61 @@
+"""Models of their own in threads of their own: torch allows one capture at a time."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import torch
+
+from tests.support import tiny_llava as tiny
+from vlprune import Script, attach
+from vlprune.cuda_graphs.capture import CudaGraphCapture
+
+GREEDY = {"do_sample": False, "max_new_tokens": 3}
+TIMEOUT = 120
+
+
+def test_each_model_answers_as_if_alone(processor, device):
+    """On a GPU towers, questions and selections are captured again each time a pruner is attached, here all at once."""
+    models = [tiny.llava(seed=seed).to(device) for seed in range(4)]
+    texts = ["what color is the cat ?", "how many dogs ?", "where is the big red dog ?"]
+    prompts = [tiny.inputs(processor, texts[: rows + 1], [1] * (rows + 1), device, seed=rows) for rows in range(3)]
+
+    def answers(model):
+        found = []
+        for _ in range(4):
+            clip = tiny.clip().to(device)
+            with attach(model, Script(keep=9), processor=processor, dual_encoder=clip, cache_bytes=0):
+                found += [model.generate(**prompt, **GREEDY).tolist() for _ in range(3) for prompt in prompts]
+        return found
+
+    alone = [answers(model) for model in models]
+    with ThreadPoolExecutor(len(models)) as pool:
+        together = [future.result(TIMEOUT) for future in [pool.submit(answers, model) for model in models]]
+    assert together == alone
+
+
+def test_one_capture_at_a_time(monkeypatch):
+    """Whoever comes while another captures waits until it is done."""
+    inside, most = [], []
+
+    @contextmanager
+    def graph(*args, **kwargs):
+        inside.append(threading.get_ident())
+        most.append(len(inside))
+        time.sleep(0.01)
+        try:
+            yield
+        finally:
+            inside.remove(threading.get_ident())
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {"device": lambda device: nullcontext(), "stream": lambda stream: nullcontext(), "graph": graph}
+    fakes |= {"Stream": lambda: stream, "current_stream": lambda: stream, "CUDAGraph": lambda: None}
+    for name, fake in {**fakes, "graph_pool_handle": lambda: None}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    captures = [CudaGraphCapture(torch.device("cuda")) for _ in range(4)]
+    with ThreadPoolExecutor(len(captures)) as pool:
+        list(pool.map(lambda capture: [capture(lambda: 1) for _ in range(3)], captures))
+    assert most == [1] * 12
