@@ -9,7 +9,7 @@ from torch import Tensor
 
 #: Held while a CUDA graph is captured: torch allows one capture at a time, and gives a second one the first's memory or
 #: takes it away, so that replays overwrite what other threads have there.
-capture_lock = threading.Lock()
+capture_lock = threading.RLock()
 
 
 def copy_to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -26,7 +26,7 @@ class CudaGraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        with torch.cuda.device(self._device):
+        with capture_lock, torch.cuda.device(self._device):
             return self._capture(function)
 
     def _capture(self, function: Callable[[], Any]) -> Callable[[], Any]:
@@ -37,7 +37,7 @@ class CudaGraphCapture:
                 function()
         here.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with capture_lock, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = function()
 
         def replay() -> Any:
@@ -74,7 +74,8 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # torch hands out 32 streams of a priority again and again: of this one none is captured on, in any thread
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def __deepcopy__(self, memo: object) -> SideStream:
         """Another one: a model's copy has a stream of its own."""
