@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Held while a CUDA graph is captured: torch allows one capture at a time, and gives a second one the first's memory or
-#: takes it away, so that replays overwrite what other threads have there.
+#: Held while a CUDA graph is captured. torch captures on one stream of its own: a second capture meanwhile would fail,
+#: and leave its thread on that stream, where what it does next becomes part of the first graph and is not done.
 capture_lock = threading.RLock()
 
 

@@ -3,9 +3,10 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from tests.support import tiny_llava as tiny
@@ -34,6 +35,30 @@ def test_each_model_answers_as_if_alone(processor, device):
     with ThreadPoolExecutor(len(models)) as pool:
         together = [future.result(TIMEOUT) for future in [pool.submit(answers, model) for model in models]]
     assert together == alone
+
+
+def test_a_capture_beside_another_ones(device):
+    """That of somebody who knows nothing of ours: it fails, and its thread stays on the stream where it was."""
+    if device.type != "cuda":
+        pytest.skip("needs a GPU")
+    begun, ended = threading.Event(), threading.Event()
+
+    def other():
+        with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            begun.set()
+            ended.wait(TIMEOUT)
+
+    thread, numbers = threading.Thread(target=other), torch.ones(4, device=device)
+    thread.start()
+    try:
+        assert begun.wait(TIMEOUT)
+        with pytest.raises(RuntimeError):
+            CudaGraphCapture(device)(lambda: numbers + 1)
+        assert torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
+        assert (numbers + 1).tolist() == [2.0] * 4
+    finally:
+        ended.set()
+        thread.join(TIMEOUT)
 
 
 def test_one_capture_at_a_time(monkeypatch):

@@ -37,7 +37,8 @@ class CudaGraphCapture:
                 function()
         here.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        back_here = torch.cuda.stream(here)  # even if no capture can begin
+        with back_here, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = function()
 
         def replay() -> Any:
