@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 #: Held while a CUDA graph is captured. torch captures on one stream of its own: a second capture meanwhile would fail,
-#: and leave its thread on that stream, where what it does next becomes part of the first graph and is not done.
+#: and may leave a thread on that stream, where what it does next becomes part of the first graph and is not done.
 capture_lock = threading.RLock()
 
 
