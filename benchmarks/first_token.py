@@ -3,9 +3,10 @@
 A call of `generate` with one new token is split at these places: before vision, vision (tower, projector and pooling),
 merge (the model's own glue around it), question, selection, before prefill, prefill, and the first sample. Two times
 of each part: the host's, and the device's from reaching its beginning to reaching its end, waits for the host
-included. Nothing is waited for in between. Whole and pruned models take turns, in rounds. The floors are operations
-and bytes at rates measured here first: vision's, and the LLM's. Published architectures with random weights in bf16;
-LLaVA-1.5 and NeXT have CLIP's text tower attached.
+included. Nothing is waited for in between. Whole and pruned models take turns, in rounds; how much faster is of medians
+over all calls, and in brackets of the rounds where it is least and most, for a host may change its speed in between.
+The floors are operations and bytes at rates measured here first: vision's, and the LLM's. Published architectures with
+random weights in bf16; LLaVA-1.5 and NeXT have CLIP's text tower attached.
 
 On a CPU, where host and device are one, run `--models thin pocket --device cpu --ways eager`.
 """
@@ -192,7 +193,7 @@ def measure_model(name, args, rates):
     print(
         f"  {'':12} {'LLM runs':8} "
         + " ".join(f"{part:>15}" for part in names)
-        + "   first token  faster  floor of prefill"
+        + "   first token  faster [of rounds]  floor of prefill"
     )
     for way in args.ways:
         calls, tokens = {title: [] for title in methods}, {}
@@ -200,16 +201,19 @@ def measure_model(name, args, rates):
             for title, method in methods.items():
                 tokens[title] = inputs["input_ids"].shape[1]
                 with running(model, method, way, **options) as pruner:
-                    calls[title] += time_calls(model, inputs, args.repeats)
+                    calls[title].append(time_calls(model, inputs, args.repeats))
                     if pruner is not None:
                         tokens[title] -= sum(record.before - record.after for record in pruner.records)
         for title, timed in calls.items():
-            parts, total = medians(timed)
+            parts, total = medians([call for one_round in timed for call in one_round])
             limit = 1e3 * max(floor_seconds(model, tokens[title], rates))
-            whole.setdefault(way, total)
+            whole.setdefault(way, (total, timed))
+            faster = [medians(all_tokens)[1] / medians(one)[1] for all_tokens, one in zip(whole[way][1], timed)]
             told = " ".join(f"{host:7.2f}/{device:7.2f}" for host, device in parts.values())
-            print(f"  {title:12} {way:8} {told} {total:13.2f} {whole[way] / total:6.2f}x {limit:17.2f}", flush=True)
-            rows.append({"method": title, "way": way, "parts": parts, "first_token": total, "prefill_floor": limit})
+            ratio = f"{whole[way][0] / total:.2f}x [{min(faster):.2f}, {max(faster):.2f}]"
+            print(f"  {title:12} {way:8} {told} {total:13.2f} {ratio:>19} {limit:17.2f}", flush=True)
+            figures = {"parts": parts, "first_token": total, "faster_by_round": faster, "prefill_floor": limit}
+            rows.append({"method": title, "way": way, **figures})
     return {"model": name, "keep": str(keep), "floors": floors, "rows": rows}
 
 

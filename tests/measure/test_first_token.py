@@ -1,5 +1,7 @@
 """The benchmark that splits a call's time into parts, on a small model."""
 
+from argparse import Namespace
+
 import pytest
 
 from tests.support.scripts import ROOT, load_script
@@ -27,3 +29,13 @@ def test_parts_make_up_the_whole(script):
     parts, total = script.medians(plain)
     assert parts["selection"] == (0, 0)
     assert min(total for _, total in plain) <= total <= max(total for _, total in plain)
+
+
+def test_rounds_tell_how_even_the_host_is(script):
+    args = Namespace(device="cpu", keep=None, ways=["eager"], rounds=3, repeats=1)
+    rows = script.measure_model("thin", args, (1e10, 1e10))["rows"]
+    assert [row["method"] for row in rows] == ["all tokens", "script", "script_plus"]
+    assert rows[0]["faster_by_round"] == [1.0] * 3
+    for row in rows[1:]:
+        assert len(row["faster_by_round"]) == 3
+        assert all(faster > 0 for faster in row["faster_by_round"])
