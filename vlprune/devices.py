@@ -9,6 +9,7 @@ from torch import Tensor
 
 #: Held while a CUDA graph is captured. torch captures on one stream of its own: a second capture meanwhile would fail,
 #: and may leave a thread on that stream, where what it does next becomes part of the first graph and is not done.
+#: Reentrant: a capture inside another is to fail, as torch has it, not to wait for itself.
 capture_lock = threading.RLock()
 
 

@@ -75,7 +75,7 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # torch hands out 32 streams of a priority again and again: of this one none is captured on, in any thread
+        # torch hands out the same 32 streams of a priority again and again: captures take theirs from the other one
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def __deepcopy__(self, memo: object) -> SideStream:
