@@ -416,6 +416,7 @@ def main() -> None:
     parser.add_argument("--only", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
+    warnings.filterwarnings("default", ".*could not be captured")  # graphs would not be what is tried any more
     torch.set_num_threads(1)
     if given.only:
         beds = make_beds(given.beds, given.device)

@@ -12,6 +12,9 @@ import torch
 from tests.support import tiny_llava as tiny
 from vlprune import Script, attach
 from vlprune.cuda_graphs.capture import CudaGraphCapture
+from vlprune.devices import capture_lock
+from vlprune.selection import select_script
+from vlprune.selection.fused import replay
 
 GREEDY = {"do_sample": False, "max_new_tokens": 3}
 TIMEOUT = 120
@@ -84,3 +87,50 @@ def test_one_capture_at_a_time(monkeypatch):
     with ThreadPoolExecutor(len(captures)) as pool:
         list(pool.map(lambda capture: [capture(lambda: 1) for _ in range(3)], captures))
     assert most == [1] * 12
+
+
+@contextmanager
+def another_captures():
+    """Inside, another thread has the captures' lock."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold():
+        with capture_lock:
+            taken.set()
+            done.wait(TIMEOUT)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert taken.wait(TIMEOUT)
+        yield
+    finally:
+        done.set()
+        thread.join(TIMEOUT)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_no_selection_is_recorded_while_another_captures(in_place, monkeypatch):
+    """Nor does it wait: the other may need a selection, which has a lock of its own. Afterwards it is recorded."""
+    x, recording = torch.zeros(1, 4, 3), replay.Recording(None, [], None)
+    kind = replay.Kind(0, addresses=(x.data_ptr(),), steady=replay.STEADY if in_place else 0)
+    monkeypatch.setattr(replay, "_capture", lambda *given: recording)
+    call = (kind, lambda features: features, [x], {"features": x}, {})
+    with another_captures():
+        assert replay._recording(*call) is None
+    assert replay._recording(*call) is recording
+    assert (kind.in_place, kind.copying) == ((recording, None) if in_place else (None, recording))
+
+
+def test_a_selection_while_another_captures(device):
+    """It is as ever: the kernels run one by one."""
+    if device.type != "cuda":
+        pytest.skip("needs a GPU")
+    x, relevance = torch.randn(2, 50, 16, device=device), torch.rand(2, 50, device=device)
+    replay._kinds.clear()
+    expected = select_script(x, None, 9, relevance=relevance).kept.tolist()
+    with another_captures():
+        assert [select_script(x, None, 9, relevance=relevance).kept.tolist() for _ in range(3)] == [expected] * 3
+        assert [kind.copying for kind in replay._kinds.values()] == [None]
+    assert [select_script(x, None, 9, relevance=relevance).kept.tolist() for _ in range(3)] == [expected] * 3
+    assert all(kind.copying for kind in replay._kinds.values())

@@ -84,6 +84,8 @@ def replayed(function: Callable[..., Result], tensors: dict[str, Tensor | None],
         _kinds.move_to_end(key)
         given = [tensor for tensor in tensors.values() if tensor is not None]
         recording = _recording(kind, function, given, tensors, settings)
+        if recording is None:
+            return function(**tensors, **settings)
         if recording.inputs:
             with torch.no_grad():
                 for inside, outside in zip(recording.inputs, given):
@@ -104,25 +106,37 @@ def _recording(
     given: list[Tensor],
     tensors: dict[str, Tensor | None],
     settings: dict[str, Any],
-) -> Recording:
-    """The recording to replay for these inputs, made now if there is none."""
+) -> Recording | None:
+    """The recording to replay for these inputs, made now if there is none; None while another thread captures."""
     addresses = tuple([tensor.data_ptr() for tensor in given])
     if addresses != kind.addresses:
         kind.addresses, kind.steady, kind.in_place = addresses, 0, None
     kind.steady += 1
     if kind.steady > STEADY and all([tensor.is_contiguous() for tensor in given]):
-        if kind.in_place is None:
-            kind.in_place = _record(function, tensors, settings, in_place=True)
+        kind.in_place = kind.in_place or _record(function, tensors, settings, in_place=True)
         return kind.in_place
-    if kind.copying is None:
-        kind.copying = _record(function, tensors, settings, in_place=False)
+    kind.copying = kind.copying or _record(function, tensors, settings, in_place=False)
     return kind.copying
 
 
 def _record(
     function: Callable[..., Any], tensors: dict[str, Tensor | None], settings: dict[str, Any], *, in_place: bool
+) -> Recording | None:
+    """Record a call: on the caller's tensors if `in_place`, else on tensors to copy the caller's into.
+
+    None while another thread captures: its capture may itself wait for the lock that is held here.
+    """
+    if not capture_lock.acquire(blocking=False):
+        return None
+    try:
+        return _capture(function, tensors, settings, in_place)
+    finally:
+        capture_lock.release()
+
+
+def _capture(
+    function: Callable[..., Any], tensors: dict[str, Tensor | None], settings: dict[str, Any], in_place: bool
 ) -> Recording:
-    """Record a call: on the caller's tensors if `in_place`, else on tensors to copy the caller's into."""
     with torch.inference_mode(False), torch.no_grad():  # what is made here outlives this call's mode
         if not in_place:
             tensors = {
@@ -132,9 +146,9 @@ def _record(
         inputs = [tensor for tensor in tensors.values() if tensor is not None]
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(inputs[0].device)
-        side = torch.cuda.Stream(stream.device)
+        side = torch.cuda.Stream(stream.device)  # one of the few that torch hands out, maybe to another capture too
         side.wait_stream(stream)
-        with capture_lock, torch.cuda.stream(side):
+        with torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 result = function(**tensors, **settings)
