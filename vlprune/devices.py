@@ -1,16 +1,10 @@
-"""Where a model takes its inputs; clocks and copies that do not wait for the device; one capture at a time."""
+"""Where a model takes its inputs; clocks and copies that do not wait for the device."""
 
-import threading
 import time
 from typing import Any
 
 import torch
 from torch import Tensor
-
-#: Held while a CUDA graph is captured. torch captures on one stream of its own: a second capture meanwhile would fail,
-#: and may leave a thread on that stream, where what it does next becomes part of the first graph and is not done.
-#: Reentrant: a capture inside another is to fail, as torch has it, not to wait for itself.
-capture_lock = threading.RLock()
 
 
 def copy_to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -1,23 +1,44 @@
-"""Models of their own in threads of their own: torch allows one capture at a time."""
+"""Several threads and streams: one capture and one replay at a time, and nobody else is disturbed."""
 
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.support import tiny_llava as tiny
-from vlprune import Script, attach
+from vlprune import Script, attach, captured_graph
+from vlprune.captured_graph import CapturedGraph, capture_lock
 from vlprune.cuda_graphs.capture import CudaGraphCapture
-from vlprune.devices import capture_lock
 from vlprune.selection import select_script
 from vlprune.selection.fused import replay
 
 GREEDY = {"do_sample": False, "max_new_tokens": 3}
 TIMEOUT = 120
+
+
+@pytest.fixture
+def gpu(device):
+    if device.type != "cuda":
+        pytest.skip("needs a GPU")
+    return device
+
+
+@contextmanager
+def in_another_thread(work):
+    """Inside, `work(begun, ended)` runs in a thread, has begun, and may go on to its end when this ends."""
+    begun, ended = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work, begun.set, lambda: ended.wait(TIMEOUT))
+        try:
+            assert begun.wait(TIMEOUT)
+            yield
+        finally:
+            ended.set()
+        future.result(TIMEOUT)
 
 
 def test_each_model_answers_as_if_alone(processor, device):
@@ -40,97 +61,182 @@ def test_each_model_answers_as_if_alone(processor, device):
     assert together == alone
 
 
-def test_a_capture_beside_another_ones(device):
-    """That of somebody who knows nothing of ours: it fails, and its thread stays on the stream where it was."""
-    if device.type != "cuda":
-        pytest.skip("needs a GPU")
-    begun, ended = threading.Event(), threading.Event()
-
-    def other():
-        with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-            begun.set()
-            ended.wait(TIMEOUT)
-
-    thread, numbers = threading.Thread(target=other), torch.ones(4, device=device)
-    thread.start()
-    try:
-        assert begun.wait(TIMEOUT)
-        with pytest.raises(RuntimeError):
-            CudaGraphCapture(device)(lambda: numbers + 1)
-        assert torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
-        assert (numbers + 1).tolist() == [2.0] * 4
-    finally:
-        ended.set()
-        thread.join(TIMEOUT)
+# --- what CUDA is told, on any machine ---
 
 
-def test_one_capture_at_a_time(monkeypatch):
-    """Whoever comes while another captures waits until it is done."""
-    inside, most = [], []
+class Stream(nullcontext):
+    """A stream that notes for which others it has waited."""
 
-    @contextmanager
-    def graph(*args, **kwargs):
-        inside.append(threading.get_ident())
-        most.append(len(inside))
-        time.sleep(0.01)
-        try:
-            yield
-        finally:
-            inside.remove(threading.get_ident())
+    device = torch.device("cuda", 0)
 
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    fakes = {"device": lambda device: nullcontext(), "stream": lambda stream: nullcontext(), "graph": graph}
-    fakes |= {"Stream": lambda: stream, "current_stream": lambda: stream, "CUDAGraph": lambda: None}
-    for name, fake in {**fakes, "graph_pool_handle": lambda: None}.items():
+    def __init__(self, *_, **__):
+        super().__init__()
+        self.waited = []
+
+    def wait_stream(self, other):
+        self.waited.append(other)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """Functions of `torch.cuda` that note what is asked of them: a machine with one GPU, as far as captures go."""
+    noted = SimpleNamespace(inside=[], most=[], stream=Stream(), states=[], generator=SimpleNamespace(state="own"))
+
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode):
+            noted.inside.append(self)
+            noted.most.append(len(noted.inside))
+            noted.states.append(noted.generator.state)
+            time.sleep(0.01)
+
+        def capture_end(self):
+            noted.inside.remove(self)
+
+        def replay(self):
+            pass
+
+    generator = noted.generator
+    generator.graphsafe_get_state = lambda: generator.state
+    generator.graphsafe_set_state = lambda state: setattr(generator, "state", state)
+    generator.clone_state = lambda: "spare"
+    fakes = {"device": lambda device: nullcontext(), "stream": lambda stream: stream, "Stream": Stream}
+    fakes |= {"current_stream": lambda device: noted.stream, "CUDAGraph": Graph, "graph_pool_handle": lambda: None}
+    fakes |= {"synchronize": lambda: None, "empty_cache": lambda: None, "default_generators": [generator]}
+    for name, fake in {**fakes, "is_current_stream_capturing": lambda: False}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    for name in ("_capture_streams", "_replays"):
+        monkeypatch.setattr(captured_graph, name, {})
+    return noted
+
+
+def test_one_capture_at_a_time(cuda):
+    """Whoever comes while another captures waits until it is done."""
     captures = [CudaGraphCapture(torch.device("cuda")) for _ in range(4)]
     with ThreadPoolExecutor(len(captures)) as pool:
         list(pool.map(lambda capture: [capture(lambda: 1) for _ in range(3)], captures))
-    assert most == [1] * 12
+    assert cuda.most == [1] * 12
 
 
-@contextmanager
-def another_captures():
-    """Inside, another thread has the captures' lock."""
-    taken, done = threading.Event(), threading.Event()
+def test_replays_follow_each_other_on_any_streams(cuda):
+    graphs = [CudaGraphCapture(torch.device("cuda"))(lambda number=number: number) for number in range(2)]
+    first, second = cuda.stream, Stream()
+    first.waited.clear()
+    for stream, graph in ((first, 0), (first, 1), (second, 0), (second, 0), (first, 1)):
+        cuda.stream = stream
+        assert graphs[graph]() == graph
+    assert (first.waited, second.waited) == ([second], [first])
 
-    def hold():
-        with capture_lock:
-            taken.set()
-            done.wait(TIMEOUT)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert taken.wait(TIMEOUT)
-        yield
-    finally:
-        done.set()
-        thread.join(TIMEOUT)
+def test_random_numbers_keep_their_state(cuda):
+    """torch marks the state that it finds at the beginning, and leaves the mark if the capture fails."""
+    CapturedGraph(lambda: cuda.states.append(cuda.generator.state), torch.device("cuda"))
+    assert cuda.states == ["spare", "own"]
+    with pytest.raises(ZeroDivisionError):
+        CapturedGraph(lambda: 1 / 0, torch.device("cuda"))
+    assert cuda.generator.state == "own"
+    assert not cuda.inside
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_no_selection_is_recorded_while_another_captures(in_place, monkeypatch):
+def test_no_selection_is_recorded_while_another_captures(in_place, cuda):
     """Nor does it wait: the other may need a selection, which has a lock of its own. Afterwards it is recorded."""
-    x, recording = torch.zeros(1, 4, 3), replay.Recording(None, [], None)
+    x = torch.zeros(1, 4, 3)
     kind = replay.Kind(0, addresses=(x.data_ptr(),), steady=replay.STEADY if in_place else 0)
-    monkeypatch.setattr(replay, "_capture", lambda *given: recording)
+
+    def capture(begun, ended):
+        with capture_lock:
+            begun()
+            ended()
+
     call = (kind, lambda features: features, [x], {"features": x}, {})
-    with another_captures():
+    with in_another_thread(capture):
         assert replay._recording(*call) is None
-    assert replay._recording(*call) is recording
-    assert (kind.in_place, kind.copying) == ((recording, None) if in_place else (None, recording))
+    recording = replay._recording(*call)
+    assert recording is (kind.in_place if in_place else kind.copying)
+    assert len(recording.inputs) == (not in_place)
 
 
-def test_a_selection_while_another_captures(device):
+# --- what CUDA does ---
+
+
+def test_a_selection_while_another_captures(gpu):
     """It is as ever: the kernels run one by one."""
-    if device.type != "cuda":
-        pytest.skip("needs a GPU")
-    x, relevance = torch.randn(2, 50, 16, device=device), torch.rand(2, 50, device=device)
+    x, relevance = torch.randn(2, 50, 16, device=gpu), torch.rand(2, 50, device=gpu)
+
+    def kept():
+        return select_script(x, None, 9, relevance=relevance).kept.tolist()
+
+    def capture(begun, ended):
+        CapturedGraph(lambda: (relevance + 1, begun(), ended()), gpu)
+
     replay._kinds.clear()
-    expected = select_script(x, None, 9, relevance=relevance).kept.tolist()
-    with another_captures():
-        assert [select_script(x, None, 9, relevance=relevance).kept.tolist() for _ in range(3)] == [expected] * 3
+    expected = kept()
+    with in_another_thread(capture):
+        assert [kept() for _ in range(3)] == [expected] * 3
         assert [kind.copying for kind in replay._kinds.values()] == [None]
-    assert [select_script(x, None, 9, relevance=relevance).kept.tolist() for _ in range(3)] == [expected] * 3
+    assert [kept() for _ in range(3)] == [expected] * 3
     assert all(kind.copying for kind in replay._kinds.values())
+
+
+def test_random_numbers_while_another_captures(gpu):
+    """And after a capture that failed."""
+    numbers = torch.ones(4, device=gpu)
+
+    def capture(begun, ended):
+        CapturedGraph(lambda: (numbers + 1, begun(), ended()), gpu)
+
+    torch.manual_seed(5)
+    expected = [torch.rand(5, device=gpu) for _ in range(2)]
+    torch.manual_seed(5)
+    with in_another_thread(capture):
+        found = [torch.rand(5, device=gpu)]
+    with pytest.raises(ZeroDivisionError):
+        CapturedGraph(lambda: (numbers + 1, 1 / 0), gpu)
+    found.append(torch.rand(5, device=gpu))
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_capture_beside_another_ones(gpu):
+    """That of somebody who knows nothing of ours: both are right, and the thread stays on its stream."""
+    numbers, others = torch.ones(4, device=gpu), torch.ones(4, device=gpu)
+    graph = torch.cuda.CUDAGraph()
+
+    def capture(begun, ended):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            others.add_(1)
+            begun()
+            ended()
+
+    with in_another_thread(capture):
+        ours = CudaGraphCapture(gpu)(lambda: numbers + 1)
+    assert torch.cuda.current_stream(gpu) == torch.cuda.default_stream(gpu)
+    numbers.fill_(6)
+    graph.replay()
+    assert ours().tolist() == [7.0] * 4
+    assert others.tolist() == [2.0] * 4
+    torch.rand(1, device=gpu)
+
+
+def test_replays_on_two_streams(gpu):
+    """Products that are split along their inner dimension go through a workspace, which a thread's captures share."""
+    torch.manual_seed(0)
+    weights = [torch.randn(4096, 4096, device=gpu) / 64 for _ in range(2)]
+    inputs = [torch.randn(16, 4096, device=gpu) for _ in range(2)]
+
+    def chain(number):
+        x = inputs[number]
+        for _ in range(40):
+            x = x @ weights[number]
+        return x
+
+    graphs = [CudaGraphCapture(gpu)(lambda number=number: chain(number)) for number in range(2)]
+    alone = [graph().clone() for graph in graphs]
+    streams = [torch.cuda.Stream(gpu) for _ in range(2)]
+    torch.cuda.synchronize()
+    for _ in range(30):
+        results = []
+        for graph, stream in zip(graphs, streams):
+            with torch.cuda.stream(stream):
+                results.append(graph().clone())
+        torch.cuda.synchronize()
+        assert all(torch.equal(result, one) for result, one in zip(results, alone))

@@ -1,6 +1,8 @@
 """The same answer whatever surrounds the call: dtype, autocast, precision switches, layout, device."""
 
 import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -266,6 +268,33 @@ def test_devices_must_agree():
     x, q = image(0)
     with pytest.raises(ValueError, match=r"query on cpu: must be on cuda:0 like the other arguments"):
         select_script(x.cuda(), q, 3)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="needs torch 2.9")
+def test_precision_of_two_threads():
+    """It is one setting for both: the one that leaves first does not lower it under the other."""
+    inside = threading.Barrier(2, timeout=60)
+    left = threading.Event()
+    seen = []
+
+    def look():
+        seen.append(torch.backends.cuda.matmul.fp32_precision)
+
+    def first():
+        with exact_float32(torch.device("cpu")):
+            inside.wait()
+        left.set()
+
+    with precision("high"), ThreadPoolExecutor(1) as pool:
+        look()
+        future = pool.submit(first)
+        with exact_float32(torch.device("cpu")):
+            inside.wait()
+            assert left.wait(60)
+            look()
+        future.result()
+        look()
+    assert seen == ["tf32", "ieee", "tf32"]
 
 
 def test_a_torch_that_has_only_the_process_wide_switch(monkeypatch):

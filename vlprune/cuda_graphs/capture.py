@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from vlprune.devices import capture_lock
+from vlprune.captured_graph import CapturedGraph, capture_lock
 from vlprune.pruning.patched_attributes import patched_attributes
 
 #: Takes a function of no arguments, and returns one that does the same to the same memory.
@@ -27,44 +27,11 @@ class CudaGraphCapture:
 
     def __call__(self, function: Callable[[], Any]) -> Callable[[], Any]:
         with capture_lock, torch.cuda.device(self._device):
-            return self._capture(function)
-
-    def _capture(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
             for _ in range(2):  # libraries allocate and choose in their first calls, compilers compile
                 function()
-        here.wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        back_here = torch.cuda.stream(here)  # even if no capture can begin
-        with back_here, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = function()
-
-        def replay() -> Any:
-            graph.replay()
-            return result
-
-        return replay
-
-
-class StreamOrder:
-    """Lets work on a CUDA device follow the work before it, whatever streams the two are on.
-
-    A graph's memory serves one call at a time.
-    """
-
-    def __init__(self) -> None:
-        self._latest: torch.cuda.Stream | None = None
-
-    def follow(self, device: torch.device) -> None:
-        """Let the current stream, but not the host, wait for that of the call before."""
-        if device.type != "cuda":
-            return
-        stream = torch.cuda.current_stream(device)
-        if self._latest is not None and self._latest != stream:
-            stream.wait_stream(self._latest)
-        self._latest = stream
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # a capture that is short of memory could not free any
+            return CapturedGraph(function, self._device, self._pool).replay
 
 
 class SideStream:
@@ -75,7 +42,7 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # torch hands out the same 32 streams of a priority again and again: captures take theirs from the other one
+        # torch hands out the same 32 streams of a priority again and again, those of 0 to anybody who captures
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def __deepcopy__(self, memo: object) -> SideStream:

@@ -59,7 +59,8 @@ class GraphedModel:
         self.reads_ahead = True
         self._patches = Patches()
         self._original_forward: Callable[..., Any] = self._decoder.forward
-        self._towers = GraphedTowers(model, self._capturing, fused=True, compiler="inductor" if compile else None)
+        own_memory = Capturing(model, capture, self._warn)  # another model that shares a tower may run it meanwhile
+        self._towers = GraphedTowers(model, own_memory, fused=True, compiler="inductor" if compile else None)
         try:
             self._put_in_place()
         except BaseException:  # Ctrl-C, too

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector, StreamOrder
+from vlprune.captured_graph import StreamOrder
+from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector
 from vlprune.devices import copy_to_device
 from vlprune.pruning.dual_encoder import clip_text, clip_text_at_end, up_to_end
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector, StreamOrder
+from vlprune.captured_graph import StreamOrder
+from vlprune.cuda_graphs.capture import Capture, Capturing, ModuleInspector
 from vlprune.cuda_graphs.grouped_attention import grouped_attention
 from vlprune.pruning.feature_cache import tower_settings
 

@@ -1,7 +1,9 @@
 """Full float32 precision, unit vectors, and sorting and choosing with ties."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,29 +21,61 @@ device and on the batch it was computed in. The tolerance is above it, so that t
 @contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
     """Full float32 products without gradients, whatever autocast or TF32 setting surrounds the call."""
-    knobs: list[Any] = [getattr(kind, "matmul", None) for kind in (torch.backends.cuda, torch.backends.mkldnn)]
-    modern = all(hasattr(knob, "fp32_precision") for knob in knobs)  # torch < 2.9 has only the process-wide switch
-    old = [knob.fp32_precision for knob in knobs] if modern else [torch.get_float32_matmul_precision()]
-    lowered = any(value not in ("none", "ieee", "highest") for value in old)
     autocast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-    try:
-        if lowered and modern:
-            for knob in knobs:
-                knob.fp32_precision = "ieee"
-        elif lowered:
-            torch.set_float32_matmul_precision("highest")
-        with torch.no_grad():
-            if autocast:
-                with torch.autocast(device.type, enabled=False):
-                    yield
-            else:
+    with _full_precision, torch.no_grad():
+        if autocast:
+            with torch.autocast(device.type, enabled=False):
                 yield
-    finally:
-        if lowered and modern:
-            for knob, value in zip(knobs, old):
-                knob.fp32_precision = value
-        elif lowered:
-            torch.set_float32_matmul_precision(old[0])
+        else:
+            yield
+
+
+class _FullPrecision:
+    """Inside, products of float32 are not rounded to TF32: a setting of the process, of all its threads.
+
+    The first thread that comes makes it so, and the last that leaves undoes it.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._restore: Callable[[], None] | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._restore = _raise_precision()
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._restore is not None:
+                self._restore()
+                self._restore = None
+
+
+_full_precision = _FullPrecision()
+
+
+def _raise_precision() -> Callable[[], None] | None:
+    """Set full precision, and return what brings the setting back; None if it is full."""
+    knobs: list[Any] = [getattr(kind, "matmul", None) for kind in (torch.backends.cuda, torch.backends.mkldnn)]
+    if all(hasattr(knob, "fp32_precision") for knob in knobs):
+        old = [knob.fp32_precision for knob in knobs]
+        if all(value in ("none", "ieee") for value in old):
+            return None
+        _set_precisions(knobs, ["ieee"] * len(knobs))
+        return partial(_set_precisions, knobs, old)
+    one = torch.get_float32_matmul_precision()  # torch < 2.9 has only this switch
+    if one == "highest":
+        return None
+    torch.set_float32_matmul_precision("highest")
+    return partial(torch.set_float32_matmul_precision, one)
+
+
+def _set_precisions(knobs: list[Any], values: list[str]) -> None:
+    for knob, value in zip(knobs, values):
+        knob.fp32_precision = value
 
 
 def wide(device: torch.device) -> torch.dtype:

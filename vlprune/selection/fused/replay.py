@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from vlprune.devices import capture_lock
+from vlprune.captured_graph import CapturedGraph, capture_lock
 from vlprune.types import Selection
 
 from .device_errors import fault_word
@@ -38,11 +38,10 @@ Result = TypeVar("Result", Selection, Tensor)
 
 @dataclass
 class Recording:
-    """A CUDA graph, the tensors it reads, none if they are the caller's own, and those it writes."""
+    """A CUDA graph, and the tensors it reads, none if they are the caller's own."""
 
-    graph: torch.cuda.CUDAGraph
+    graph: CapturedGraph
     inputs: list[Tensor]
-    result: Any
 
 
 @dataclass
@@ -90,8 +89,7 @@ def replayed(function: Callable[..., Result], tensors: dict[str, Tensor | None],
             with torch.no_grad():
                 for inside, outside in zip(recording.inputs, given):
                     inside.copy_(outside, non_blocking=True)
-        recording.graph.replay()
-        return _copy(recording.result)
+        return _copy(recording.graph.replay())
 
 
 def _forget_old(kinds: OrderedDict[Any, Kind]) -> None:
@@ -129,33 +127,17 @@ def _record(
     if not capture_lock.acquire(blocking=False):
         return None
     try:
-        return _capture(function, tensors, settings, in_place)
+        with torch.inference_mode(False), torch.no_grad():  # what is made here outlives this call's mode
+            if not in_place:
+                tensors = {
+                    name: None if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
+                    for name, t in tensors.items()
+                }
+            inputs = [tensor for tensor in tensors.values() if tensor is not None]
+            graph = CapturedGraph(lambda: function(**tensors, **settings), inputs[0].device)
+        return Recording(graph, [] if in_place else inputs)
     finally:
         capture_lock.release()
-
-
-def _capture(
-    function: Callable[..., Any], tensors: dict[str, Tensor | None], settings: dict[str, Any], in_place: bool
-) -> Recording:
-    with torch.inference_mode(False), torch.no_grad():  # what is made here outlives this call's mode
-        if not in_place:
-            tensors = {
-                name: None if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
-                for name, t in tensors.items()
-            }
-        inputs = [tensor for tensor in tensors.values() if tensor is not None]
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream(inputs[0].device)
-        side = torch.cuda.Stream(stream.device)  # one of the few that torch hands out, maybe to another capture too
-        side.wait_stream(stream)
-        with torch.cuda.stream(side):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                result = function(**tensors, **settings)
-            finally:
-                graph.capture_end()
-        stream.wait_stream(side)
-    return Recording(graph, [] if in_place else inputs, result)
 
 
 def _copy(result: Any) -> Any:
