@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-#: Held while a graph is captured. Reentrant: a capture inside another is to fail, as torch has it, not to wait for
-#: itself.
+#: Held while a graph is captured, and by whoever waits for a whole device: CUDA refuses that meanwhile, and gives up
+#: the capture. Reentrant: a capture inside another is to fail, as torch has it, not to wait for itself.
 capture_lock = threading.RLock()
 
 

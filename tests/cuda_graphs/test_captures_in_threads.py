@@ -14,7 +14,7 @@ from vlprune import Script, attach, captured_graph
 from vlprune.captured_graph import CapturedGraph, capture_lock
 from vlprune.cuda_graphs.capture import CudaGraphCapture
 from vlprune.selection import select_script
-from vlprune.selection.fused import replay
+from vlprune.selection.fused import device_errors, replay
 
 GREEDY = {"do_sample": False, "max_new_tokens": 3}
 TIMEOUT = 120
@@ -76,6 +76,9 @@ class Stream(nullcontext):
     def wait_stream(self, other):
         self.waited.append(other)
 
+    def synchronize(self):
+        pass
+
 
 @pytest.fixture
 def cuda(monkeypatch):
@@ -101,7 +104,7 @@ def cuda(monkeypatch):
     generator.clone_state = lambda: "spare"
     fakes = {"device": lambda device: nullcontext(), "stream": lambda stream: stream, "Stream": Stream}
     fakes |= {"current_stream": lambda device: noted.stream, "CUDAGraph": Graph, "graph_pool_handle": lambda: None}
-    fakes |= {"synchronize": lambda: None, "empty_cache": lambda: None, "default_generators": [generator]}
+    fakes |= {"empty_cache": lambda: None, "default_generators": [generator]}
     for name, fake in {**fakes, "is_current_stream_capturing": lambda: False}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     for name in ("_capture_streams", "_replays"):
@@ -137,6 +140,20 @@ def test_random_numbers_keep_their_state(cuda):
     assert not cuda.inside
 
 
+def test_nobody_captures_while_a_device_is_waited_for(monkeypatch):
+    """CUDA would refuse to wait, and the capture would fail."""
+    could_begin = []
+
+    def synchronize(device):
+        with ThreadPoolExecutor(1) as pool:
+            could_begin.append(pool.submit(capture_lock.acquire, blocking=False).result())
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(device_errors, "_words", {torch.device("cuda", 0): torch.zeros(1, dtype=torch.int64)})
+    device_errors.check()
+    assert could_begin == [False]
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_no_selection_is_recorded_while_another_captures(in_place, cuda):
     """Nor does it wait: the other may need a selection, which has a lock of its own. Afterwards it is recorded."""
@@ -154,6 +171,25 @@ def test_no_selection_is_recorded_while_another_captures(in_place, cuda):
     recording = replay._recording(*call)
     assert recording is (kind.in_place if in_place else kind.copying)
     assert len(recording.inputs) == (not in_place)
+
+
+def test_a_selection_whose_recording_fails(cuda, monkeypatch):
+    """It is not recorded, now or later, and a warning says why."""
+    x = torch.zeros(1, 4, 3)
+    kind, tried = replay.Kind(0), []
+
+    def fail(*_):
+        tried.append(1)
+        raise RuntimeError("operation failed due to a previous error during capture\nand more")
+
+    monkeypatch.setattr(replay, "CapturedGraph", fail)
+    call = (kind, lambda features: features, [x], {"features": x}, {})
+    with pytest.warns(UserWarning, match=r"without its CUDA graph, which failed \(operation failed [^\n]+ capture\)"):
+        assert replay._recording(*call) is None
+    assert replay._recording(*call) is None
+    assert len(tried) == 1
+    assert capture_lock.acquire(blocking=False)
+    capture_lock.release()
 
 
 # --- what CUDA does ---

@@ -29,7 +29,7 @@ class CudaGraphCapture:
         with capture_lock, torch.cuda.device(self._device):
             for _ in range(2):  # libraries allocate and choose in their first calls, compilers compile
                 function()
-            torch.cuda.synchronize()
+            torch.cuda.current_stream(self._device).synchronize()  # to wait for the device would spoil others' captures
             torch.cuda.empty_cache()  # a capture that is short of memory could not free any
             return CapturedGraph(function, self._device, self._pool).replay
 

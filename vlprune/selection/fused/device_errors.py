@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlprune.captured_graph import capture_lock
+
 BAD_FEATURES = tl.constexpr(1)
 BAD_QUERY = tl.constexpr(2)
 EMPTY_MASK = tl.constexpr(3)
@@ -50,7 +52,8 @@ def check(device: torch.device | str | None = None) -> None:
     for place, found in list(_words.items()):
         if device is None or torch.device(device) == place:
             if place.type == "cuda":
-                torch.cuda.synchronize(place)
+                with capture_lock:
+                    torch.cuda.synchronize(place)
             _raise(place, found)
 
 

@@ -7,6 +7,7 @@ hide their launches, and would hold on to much memory; inside a caller's own cap
 """
 
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Kind:
     in_place: Recording | None = None
     addresses: tuple[int, ...] = ()  # of the latest call's inputs
     steady: int = 0  # calls before it with the same
+    failed: bool = False  # to be recorded
 
 
 _kinds: OrderedDict[tuple[Any, ...], Kind] = OrderedDict()
@@ -105,16 +107,27 @@ def _recording(
     tensors: dict[str, Tensor | None],
     settings: dict[str, Any],
 ) -> Recording | None:
-    """The recording to replay for these inputs, made now if there is none; None while another thread captures."""
+    """The recording to replay for these inputs, made now if there is none; None where it cannot be made.
+
+    While another thread captures it is not made yet, and after a failure not any more.
+    """
+    if kind.failed:
+        return None
     addresses = tuple([tensor.data_ptr() for tensor in given])
     if addresses != kind.addresses:
         kind.addresses, kind.steady, kind.in_place = addresses, 0, None
     kind.steady += 1
-    if kind.steady > STEADY and all([tensor.is_contiguous() for tensor in given]):
-        kind.in_place = kind.in_place or _record(function, tensors, settings, in_place=True)
-        return kind.in_place
-    kind.copying = kind.copying or _record(function, tensors, settings, in_place=False)
-    return kind.copying
+    try:
+        if kind.steady > STEADY and all([tensor.is_contiguous() for tensor in given]):
+            kind.in_place = kind.in_place or _record(function, tensors, settings, in_place=True)
+            return kind.in_place
+        kind.copying = kind.copying or _record(function, tensors, settings, in_place=False)
+        return kind.copying
+    except RuntimeError as error:  # somebody waits for the whole device meanwhile, or memory is short
+        kind.failed = True
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        warnings.warn(f"vlprune: a selection runs without its CUDA graph, which failed ({reason}).", stacklevel=2)
+        return None
 
 
 def _record(
