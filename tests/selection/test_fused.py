@@ -91,10 +91,10 @@ def test_where_kernels_cannot_run_torch_is_used_after_a_warning(monkeypatch):
         UserWarning, match=r"fused kernels are not used: Triton is not installed\. Selection runs in torch"
     ):
         assert find(0) is None
-    triton = SimpleNamespace(__version__="3.2.0")
+    triton = SimpleNamespace(__version__="3.3.1")  # which cannot compile the greedy
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: triton)
     monkeypatch.setattr(importlib, "import_module", lambda name: triton)
-    with pytest.warns(UserWarning, match=r"they need Triton 3\.3 or newer"):
+    with pytest.warns(UserWarning, match=r"they need Triton 3\.4 or newer"):
         assert find(0) is None
     triton.__version__ = "3.10.1+git"
     with pytest.warns(UserWarning, match="Tesla T4 is older than sm_80"):

@@ -49,8 +49,8 @@ def _kernels(device: int) -> ModuleType | None:
         reason = "they need an NVIDIA GPU"
     elif importlib.util.find_spec("triton") is None:
         reason = "Triton is not installed"
-    elif tuple(map(int, importlib.import_module("triton").__version__.split(".")[:2])) < (3, 3):
-        reason = "they need Triton 3.3 or newer"
+    elif tuple(map(int, importlib.import_module("triton").__version__.split(".")[:2])) < (3, 4):
+        reason = "they need Triton 3.4 or newer"
     elif torch.cuda.get_device_capability(device) < (8, 0):
         reason = f"{torch.cuda.get_device_name(device)} is older than sm_80"
     if not reason:
