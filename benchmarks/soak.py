@@ -380,7 +380,8 @@ def rankings(record: Record) -> list[tuple[list[int], list[float]]]:
     """What a method chose by: tokens in order, and the value of each when it was chosen; largest first."""
     found = []
     if record.gains is not None:
-        found.append((record.order, record.gains))
+        chosen = len(record.choices)
+        found.append((record.order[:chosen], record.gains[:chosen]))
     for scores, sign in ((record.ranking, 1), (record.redundancy, -1)):
         if scores is not None:
             values, order = (sign * scores).sort(descending=True, stable=True)

@@ -13,6 +13,7 @@ import torch
 
 from tests.support import selection_reference as reference
 from tests.support.scripts import load_script
+from vlprune.record import Record
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -148,6 +149,10 @@ def test_tokens_of_another_device(monkeypatch, capsys):
     assert soak.parting(one, ([4, 2, 7], [2.0, 1.0 + 2e-6, 0.4]))[0] == pytest.approx(1e-6)
     assert soak.parting(one, ([4, 2, 7], [2.0, 1.5, 0.4]))[0] == pytest.approx(0.25)
     assert soak.parting(one, one)[0] == float("inf")
+    order, gains = torch.tensor([4, 7, -1]), torch.tensor([2.0, 1.0, 0.0])  # the greedy stopped after two choices
+    stopped = soak.rankings(Record(order[:1], before=9, after=1, grid=(3, 3), order=order, gains=gains))[0]
+    assert stopped == ([4, 7], [2.0, 1.0])
+    assert soak.parting(one, stopped)[0] == float("inf")
     made = []
 
     class Shaken(soak.PocketBed):

@@ -13,13 +13,14 @@ class Record:
     """One image or video of the most recent call. Tensors stay on the model's device until you move them.
 
     The tokens are numbered as a method sees them: without structure (newlines, class tokens). `kept` (m,) are the
-    kept ones in ascending order; `order` (k,) is the order of choice, None where each tile or frame has one of
-    its own, and `gains` (k,) what each choice added, None where the method does not say; `redundancy`, `relevance` and
-    `ranking` (n,) are scores, None where the method has none. `before` and `after` count the tokens, `structure`
-    counts structural tokens (before, after). `parts` are the tiles or frames, each with its name, grid and tokens;
-    `grid` is (rows, columns) of them all where they make up a grid, else (1, n). `kind` is "image" or "video", `row`
-    the batch row and `image` the number in that row. `query` is the text that was asked, `source` says whose
-    embeddings gave the relevance ("llm" or "clip") and `sign` the sign that was put on the similarity.
+    kept ones in ascending order; `order` (k,) is the order of choice, None where each tile or frame has one of its
+    own, and `gains` (k,) what each choice added, None where the method does not say; where a method stopped before k,
+    they go on with −1 and 0, and `choices` has the tokens alone; `redundancy`, `relevance` and `ranking` (n,) are
+    scores, None where the method has none. `before` and `after` count the tokens, `structure` counts structural tokens
+    (before, after). `parts` are the tiles or frames, each with its name, grid and tokens; `grid` is (rows, columns) of
+    them all where they make up a grid, else (1, n). `kind` is "image" or "video", `row` the batch row and `image` the
+    number in that row. `query` is the text that was asked, `source` says whose embeddings gave the relevance ("llm" or
+    "clip") and `sign` the sign that was put on the similarity.
 
     A method inside the LLM adds `stages`: (layer, tokens left from that layer on) of each cut, and `entered`, how many
     entered the LLM, which has `layers` layers; `kept` and `after` are then what the last layers see, and a token
@@ -69,6 +70,16 @@ class Record:
         sizes = [self.entering, *(len(kept) for _, kept in self.stages)]
         ends = [*(layer for layer, _ in self.stages), self.layers]
         return sum(size * (end - begin) for size, begin, end in zip(sizes, [0, *ends], ends)) / self.layers
+
+    @property
+    def choices(self) -> list[int]:
+        """The tokens of `order`, up to where the method stopped; none where there is no order.
+
+        >>> import torch
+        >>> Record(kept=torch.tensor([0, 3]), before=4, after=2, grid=(2, 2), order=torch.tensor([3, 0, -1])).choices
+        [3, 0]
+        """
+        return [] if self.order is None else [token for token in self.order.tolist() if token >= 0]
 
     @property
     def scores(self) -> dict[str, Tensor]:

@@ -109,7 +109,9 @@ def selection_case(draw: random.Random) -> str:
         raise Wrong(f"{value} was taken")
     found = select_script(x, query, m, **settings)
     for b in range(rows):
-        tokens, kept, order = x[b].double().numpy(), found.kept[b].tolist(), found.order[b].tolist()
+        tokens, kept, ranks = x[b].double().numpy(), found.kept[b].tolist(), found.order[b].tolist()
+        order = [token for token in ranks if token != -1]
+        expect(ranks == order + [-1] * (len(ranks) - len(order)), f"order {ranks}")
         expect(kept == sorted(set(kept)) and len(kept) == m, f"kept {kept}")
         expect(len(set(order)) == len(order) and set(order) <= set(range(n)), f"order {order}")
         s = cosines(tokens, tokens)
@@ -125,6 +127,8 @@ def selection_case(draw: random.Random) -> str:
             survivors = graph_keep(found.redundancy[b : b + 1], keep)
             merged = fuse(found.order[b : b + 1], survivors, m, rule=settings["fusion"])
             expect(merged[0].tolist() == kept, f"kept {kept} is not fused {merged.tolist()}")
+            lacking = len(set(order[:m]) - set(survivors[0].tolist())) if settings["fusion"] == "supplement" else 0
+            expect(len(order) == m + lacking, f"{len(order)} choices, not {m + lacking}")
         else:
             expect(sorted(order[:m]) == kept, f"kept {kept} is not the first of {order}")
         wanted = relevance64(tokens, query[b].double().numpy())

@@ -36,6 +36,7 @@ def test_ask_gives_what_the_library_gives(run, photo, checkpoint):
     new = sequences[:, inputs["input_ids"].shape[1] :]
     assert found["answer"] == processor.batch_decode(new, skip_special_tokens=True)[0].strip()
     assert found["tokens"]["kept"] == pruner.last.kept.tolist()
+    assert found["tokens"]["order"] == [token for token in pruner.last.order.tolist() if token >= 0]
     assert found["cost"]["new_tokens"] == new.shape[1]
 
 

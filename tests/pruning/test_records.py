@@ -49,7 +49,9 @@ def test_scores_are_the_methods(model, processor, ragged, keep):
             torch.testing.assert_close(record.relevance, expected, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(record.redundancy, graph_scores(tokens[None])[0], atol=1e-3, rtol=1e-3)
             assert record.order is not None
-            assert len(record.order) >= record.after
+            assert len(record.order) >= len(record.choices) >= record.after
+            assert set(record.kept.tolist()) <= set(record.choices)
+            assert (record.order < 0).sum() == len(record.order) - len(record.choices)
 
 
 def test_what_a_method_lacks_is_none(model, single):

@@ -6,13 +6,16 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from tests.support.interpreter import look_once
+from tests.support import selection_reference as reference
+from tests.support.interpreter import launch_in_turns, look_once
 from vlprune import selection
 from vlprune.selection import fused, fusion, graph, use_fused
-from vlprune.selection.fused import replay
+from vlprune.selection.fused import ranks, replay
 from vlprune.selection.fused.device_errors import fault_word
 from vlprune.selection.fused.greedy import greedy
 from vlprune.selection.fused.token_table import measure
@@ -91,10 +94,12 @@ def assert_redundancy(scores, x, *, tau=0.3, gamma=5.0, graph="bipartite"):
 def assert_greedy(order, kernel, candidates=None, eps=1e-6, gains=None):
     """Every choice is the rule's, judged by exact v² after the choices before it: to within rounding of each border.
 
-    `gains` (B, k), if given, are these v², and 0 where it is spent.
+    `gains` (B, k), if given, are these v², and 0 where it is spent, or where the order is −1: none was chosen there.
     """
     (B, k), (n, L) = order.shape, (kernel.shape[1], kernel.double())
-    assert all(len(set(row)) == k for row in order.tolist())
+    stopped = order < 0
+    assert all(len(set(row)) == k for row in order.where(~stopped, -1 - torch.arange(k, device=DEVICE)).tolist())
+    assert gains is None or not gains[stopped].any()
     image, index = torch.arange(B, device=DEVICE), torch.arange(n, device=DEVICE)
     v2 = L.diagonal(dim1=1, dim2=2).clone()
     if candidates is not None:
@@ -102,17 +107,18 @@ def assert_greedy(order, kernel, candidates=None, eps=1e-6, gains=None):
     spare, scale, u = v2.clone(), v2.amax(1, keepdim=True), L.new_zeros(B, k, n)
     slack, floor = ROUNDING * scale, (TIE + 8 * eps) * scale
     good = []
-    for t, j in enumerate(order.T):
+    for t, j in enumerate(order.clamp(min=0).T):
         best = v2.amax(1, keepdim=True)
         right = []
         for value in (v2, spare):  # the choice reaches the border, and no token before it clearly does
             least = value.amax(1, keepdim=True) - TIE * scale
             earlier = (index < j[:, None]) & (value >= least + slack)
             right.append((value[image, j][:, None] >= least - slack) & ~earlier.any(1, keepdim=True))
-        good.append((right[0] & (best > floor - slack)) | (right[1] & (best < floor + slack)))
+        good.append((right[0] & (best > floor - slack)) | (right[1] & (best < floor + slack)) | stopped[:, t, None])
         if gains is not None:
             added, spent = gains[:, t, None].double(), gains[:, t, None] == 0
-            good.append(torch.where(spent, best < floor + slack, (added - v2[image, j][:, None]).abs() <= slack))
+            value = torch.where(spent, best < floor + slack, (added - v2[image, j][:, None]).abs() <= slack)
+            good.append(value | stopped[:, t, None])
         row = L[image, j] - torch.einsum("bt,btn->bn", u[image, :t, j], u[:, :t])
         e = row / torch.sqrt(v2[image, j][:, None].clamp(min=0) + eps * scale)
         u[:, t] = torch.where(best > floor, e, 0.0)
@@ -135,6 +141,8 @@ def assert_same(got, want, x, m, rule, kernel="s_prime", rho=0.5, graph_kind="bi
             survivors = graph.graph_keep(got.redundancy, max(m, int(rho * n + 0.5)) if rule == "filter" else m)
     with use_fused(False):
         assert torch.equal(got.kept, fusion.fuse(got.order, survivors, m, rule=rule))
+    for order, kept in zip(got.order.tolist(), survivors.tolist()):
+        assert order == reference.stopped(order, kept, m) if rule == "supplement" else min(order) >= 0
     r = want.relevance.double() if kernel == "s_prime" else want.relevance.double().sqrt()
     weighted = exact_cosines(x) * r[:, :, None] * r[:, None]
     assert_greedy(got.order, weighted, survivors if rule == "filter" else None, gains=got.gains)
@@ -223,6 +231,62 @@ def test_candidates(c):
         want = selection.greedy_map(kernel, k, candidates=at)
     assert torch.equal(fused.greedy_map(kernel, k, eps=1e-6, candidates=at), want)
     assert torch.equal(fused.greedy_map_features(x, r, k, kind="s_prime", eps=1e-6, candidates=at), want)
+
+
+def shared_greedy(m, programs, kernel, **words):
+    """The greedy on a kernel by so many programs an image, in the interpreter too."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not GPU:
+            patch.setattr("vlprune.selection.fused.greedy.launch", launch_in_turns)
+        return greedy(m, kernel=kernel, share=-(-kernel.shape[1] // programs), **words)
+
+
+@st.composite
+def stopping_cases(draw):
+    """n, m, how many of each image's first m the graph keeps too, channels, duplicates, programs and a seed."""
+    n = draw(st.integers(1, 9))
+    m = draw(st.integers(1, n))
+    agree = tuple(draw(st.integers(max(0, 2 * m - n), m)) for _ in range(2))
+    rest = st.tuples(st.sampled_from([2, 12]), st.integers(0, n // 2), st.integers(1, 3), st.integers(0, 10**6))
+    return n, m, agree, *draw(rest)
+
+
+@settings(derandomize=True, deadline=None, max_examples=10 if not GPU else 100)
+@given(case=stopping_cases())
+@example(case=(9, 4, (4, 0), 12, 0, 3, 0))  # the graph keeps all of the first m, and none
+@example(case=(7, 5, (3, 4), 12, 0, 2, 1))  # n < 2m
+@example(case=(6, 6, (6, 6), 12, 0, 2, 2))  # m = n
+@example(case=(9, 4, (1, 2), 2, 4, 3, 3))  # v² is spent after two choices, and there are duplicates
+def test_an_images_programs_stop_when_supplement_has_enough(case):
+    n, m, agree, d, copies, programs, seed = case
+    k = min(2 * m, n)
+    x, q = image(seed, 2, n, d)
+    x[:, n - copies :] = x[:, :copies].clone()
+    with use_fused(False):
+        kernel = selection.query_kernel(x, selection.relevance_scores(x, q))
+    whole, added, _ = greedy(k, kernel=kernel, share=n)
+    kept = [reference.survivors(order, m, both, seed) for order, both in zip(whole.tolist(), agree)]
+    survives = torch.zeros(2, n, dtype=torch.int8, device=DEVICE).scatter_(1, torch.tensor(kept, device=DEVICE), 1)
+    order, gains, place = shared_greedy(m, programs, kernel, survives=survives)
+    assert order.tolist() == [reference.stopped(*row, m) for row in zip(whole.tolist(), kept)]
+    assert (order >= 0).sum(1).tolist() == [2 * m - both for both in agree]
+    torch.testing.assert_close(gains, added.where(order >= 0, 0.0), rtol=0, atol=ROUNDING)
+    for row, places in zip(order.tolist(), place.tolist()):
+        assert places == [row.index(token) if token in row else k for token in range(n)]
+    fused_kept = ranks.fuse(place, m, k, survives, None).tolist()
+    assert fused_kept == [reference.fuse(*row, m, "supplement") for row in zip(whole.tolist(), kept)]
+
+
+@pytest.mark.parametrize("levels", [1, 4, 30])
+def test_survivors_with_ties_are_the_same_in_list_and_marks(levels):
+    g = torch.Generator().manual_seed(levels)
+    scores = torch.randint(levels, (3, 50), generator=g) * (1 + 2e-7 * torch.randn(3, 50, generator=g))
+    for keep in (1, 13, 50):
+        found = ranks.marked_survivors(ranks.rank(scores.to(DEVICE)), keep)
+        assert found.dtype == torch.int8
+        listed = ranks.survivors(ranks.rank(scores.to(DEVICE)), keep)
+        assert torch.equal(torch.zeros_like(found).scatter_(1, listed, 1), found)
+        assert listed.tolist() == [sorted(reference.ascending(row)[:keep]) for row in scores.tolist()]
 
 
 def test_rows_made_on_demand(monkeypatch):
@@ -325,6 +389,7 @@ def test_a_recording_answers_for_its_own_inputs():
             want = selection.select_script(x, q, 12)
             assert torch.equal(result.kept, want.kept)
             assert torch.equal(result.relevance, want.relevance)
+            assert torch.equal(result.order < 0, want.order < 0)  # each image stops where it would alone
 
 
 @needs_gpu
@@ -409,8 +474,9 @@ def test_more_choices_than_directions(d, dtype):
 
 @needs_gpu
 @pytest.mark.parametrize("made", ["from a matrix", "from features"])
+@pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize(("n", "k", "shares"), [(576, 128, (16, 32, 100, 576)), (4000, 200, (31, 64, 300))])
-def test_however_many_programs_share_an_image(n, k, shares, made):
+def test_however_many_programs_share_an_image(n, k, shares, stops, made):
     """With and without random delays, and while others keep the GPU busy: a race would show as a difference."""
     x, q = image(n, 1, n, 128 if made == "from a matrix" else 512)
     x[:, n // 2 :: 7] = x[:, : len(range(n // 2, n, 7))]  # duplicates
@@ -420,7 +486,12 @@ def test_however_many_programs_share_an_image(n, k, shares, made):
         source = {"kernel": fused.query_kernel(x, r, kind="s_prime")}
     else:
         source = {"features": (x, measure(x, fault_word(x.device), given=r)), "exact": False}
+    if stops:
+        order = greedy(2 * k, **source)[0].tolist()[0]
+        kept = torch.tensor([reference.survivors(order, k, k // 2, 0)], device=DEVICE)
+        source["survives"] = torch.zeros(1, n, dtype=torch.int8, device=DEVICE).scatter_(1, kept, 1)
     want = greedy(k, **source)[0]
+    assert (want >= 0).sum() == (2 * k - k // 2 if stops else k)
     other, load = torch.cuda.Stream(), torch.randn(2048, 2048, device=DEVICE, dtype=torch.bfloat16)
     for share, jitter in itertools.product(shares, (False, True)):
         results = []
@@ -429,4 +500,4 @@ def test_however_many_programs_share_an_image(n, k, shares, made):
                 with torch.cuda.stream(other):
                     load @ load
             results.append(greedy(k, **source, share=share, jitter=jitter)[0])
-        assert torch.equal(torch.cat(results), want.expand(RUNS, k)), (share, jitter)
+        assert torch.equal(torch.cat(results), want.expand(RUNS, -1)), (share, jitter)

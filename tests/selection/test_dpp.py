@@ -119,6 +119,46 @@ def test_both_loops_choose_alike(seed, n, data):
         torch.testing.assert_close(on_host[1], gains, rtol=1e-4, atol=1e-5)
 
 
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 14), data=st.data())
+def test_both_loops_stop_when_supplement_has_enough(seed, n, data):
+    m = data.draw(st.integers(1, n))
+    k = min(2 * m, n)
+    x, r = image(seed, 3, n, data.draw(st.sampled_from([2, 8, 48])))
+    copies = data.draw(st.integers(0, n // 2))
+    x[:, n - copies :] = x[:, :copies].clone()
+    agree = [m, 2 * m - k, data.draw(st.integers(2 * m - k, m))]  # all, none (or as few as there can be), some
+    unit, length = unit_vectors(x)
+    weight, diagonal = kernel_weights(length, r, "s_prime")
+    for kernel in (MatrixKernel(query_kernel(x, r)), VectorKernel(unit, weight, diagonal)):
+        for run in (greedy_on_host, greedy_on_device):
+            whole, added = run(kernel, k, 1e-6, None)
+            kept = [reference.survivors(*row, seed) for row in zip(whole.tolist(), [m] * 3, agree)]
+            order, gains = run(kernel, k, 1e-6, None, torch.tensor(kept))
+            assert order.tolist() == [reference.stopped(*row, m) for row in zip(whole.tolist(), kept)]
+            assert (order >= 0).sum(1).tolist() == [2 * m - both for both in agree]
+            assert torch.equal(gains, added.where(order >= 0, 0.0))
+
+
+def test_the_loop_for_the_cpu_asks_for_no_row_beyond_the_last_choice():
+    x, r = image(0, 1, 30, 40)
+    asked = []
+
+    class Watched(MatrixKernel):
+        def on_host(self, image):
+            row = super().on_host(image)
+            return lambda j, v2: asked.append(j) or row(j, v2)
+
+    kernel = Watched(query_kernel(x, r))
+    whole = greedy_on_host(kernel, 20, 1e-6, None)[0][0].tolist()
+    assert asked == whole[:-1]
+    for agree in (10, 4, 0):
+        asked.clear()
+        survivors = torch.tensor([reference.survivors(whole, 10, agree, 0)])
+        greedy_on_host(kernel, 20, 1e-6, None, survivors)
+        assert asked == whole[: 20 - agree - 1]
+
+
 @pytest.mark.parametrize("alike", [0.0, 1.0])  # the next choices are those with the largest v², or others
 def test_rows_in_blocks_are_the_rows_of_the_kernel(alike):
     x, r = image(3, 2, 200, 256)

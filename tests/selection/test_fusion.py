@@ -59,6 +59,19 @@ def test_supplement_needs_exactly_2m_less_the_intersection():
         fuse(order, graph[:, :1], 2, rule="supplement")
 
 
+def test_an_order_may_end_before_its_row_does():
+    """As `select_script` ends it; it is too short where the fusion needs more."""
+    graph, other = torch.tensor([[0, 1, 2]]), torch.tensor([[1, 2, 4]])
+    order = torch.tensor([[5, 0, 3, -1]])
+    assert fuse(order, graph, 2, rule="supplement").tolist() == [[0, 3]]
+    assert [fuse(order, graph, 3, rule=rule).tolist() for rule in ("released", "filter")] == [[[0, 3, 5]]] * 2
+    with pytest.raises(ValueError, match=r"must hold at least 4 ranks to supplement m=2; batch 0 holds 3"):
+        fuse(order, other, 2, rule="supplement")
+    for rule in ("released", "filter"):
+        with pytest.raises(ValueError, match=r"order of shape \(1, 4\): must hold at least 4 ranks; batch 0 holds 3"):
+            fuse(order, graph, 4, rule=rule)
+
+
 def test_filter_may_have_few_graph_tokens():
     order, graph = torch.tensor([[5, 0, 3, 1]]), torch.tensor([[3]])
     assert fuse(order, graph, 3, rule="filter").tolist() == [[0, 3, 5]]

@@ -4,7 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import selection_reference as reference
-from vlprune.selection import fuse, graph_keep, graph_scores, greedy_map, query_kernel, relevance_scores, select_script
+from vlprune.selection import (
+    fuse,
+    graph_keep,
+    graph_scores,
+    greedy_map,
+    greedy_map_features,
+    query_kernel,
+    relevance_scores,
+    select_script,
+)
 from vlprune.types import Selection
 
 EXACT = settings(derandomize=True, deadline=None, max_examples=40)
@@ -45,17 +54,20 @@ def test_script_from_its_references(rule, seed, n, kind, rho, sign, data):
         kernel = reference.query_kernel(tokens, relevance, kind)
         order = reference.greedy(kernel, n, set(survivors) if rule == "filter" else None)
         length = {"released": m, "supplement": min(2 * m, n), "filter": m}[rule]
-        assert got.order.shape == (2, length)
+        assert got.order.shape == got.gains.shape == (2, length)
         assert got.kept.shape == (2, m)
-        row = got.kept[b].tolist()
+        found, row = got.order[b].tolist(), got.kept[b].tolist()
+        if rule == "supplement":
+            length -= found.count(-1)
+            assert found == reference.stopped(found, survivors, m)
         assert row == sorted(set(row))
-        assert row == reference.fuse(got.order[b].tolist(), survivors, m, rule)
+        assert row == reference.fuse(found[:length], survivors, m, rule)
         dets = [reference.det(kernel, order[:t]) for t in range(length + 1)]  # the empty set's is 1
         sound = 0
         while sound < length and dets[sound + 1] > 1e-4 * dets[sound]:  # below, v² is close to its rounding
             sound += 1
         assert sound >= min(length, n // 2) or rule == "filter"
-        assert got.order[b, :sound].tolist() == order[:sound]
+        assert found[:sound] == order[:sound]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -69,11 +81,33 @@ def test_script_is_the_parts_put_together(rule, graph, kind):
     survivors = graph_keep(scores, keep)
     order = greedy_map(query_kernel(x, relevance, kind=kind), 61, candidates=survivors if rule == "filter" else None)
     assert torch.equal(got.kept, fuse(order, survivors, m, rule=rule))
-    assert torch.equal(got.order, order[:, : got.order.shape[1]])
+    whole = order[:, : got.order.shape[1]].tolist()
+    if rule == "supplement":
+        whole = [reference.stopped(row, kept, m) for row, kept in zip(whole, survivors.tolist())]
+    assert got.order.tolist() == whole
     if rule != "released":
         torch.testing.assert_close(got.redundancy, scores)
     assert torch.equal(got.relevance, relevance)
     assert got.embeddings is None
+
+
+@EXACT
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 20), d=st.sampled_from([1, 3, 24]), data=st.data())
+def test_supplement_stops_the_greedy_when_it_has_enough(seed, n, d, data):
+    """Also among duplicates, beyond the rank, and where the graph's border runs through ties."""
+    m = data.draw(st.integers(1, n))
+    x, q = image(seed, B=3, n=n, d=d)
+    copies = data.draw(st.integers(0, n // 2))
+    x[:, n - copies :] = x[:, :copies].clone()
+    levels = data.draw(st.sampled_from([1, 3, 50]))
+    redundancy = torch.randint(levels, (3, n), generator=torch.Generator().manual_seed(seed)) / levels
+    got = select_script(x, q, m, redundancy=redundancy)
+    whole = greedy_map_features(x, got.relevance, min(2 * m, n)).tolist()
+    for order, scores, found, gains, kept in zip(whole, redundancy, got.order, got.gains, got.kept):
+        survivors = reference.ascending(scores.tolist())[:m]
+        assert found.tolist() == reference.stopped(order, survivors, m)
+        assert kept.tolist() == reference.fuse(order, survivors, m, "supplement")
+        assert not gains[found < 0].any()
 
 
 def test_filter_chooses_among_survivors_only():

@@ -31,7 +31,7 @@ def record():
         before=6,
         after=2,
         grid=(2, 3),
-        order=torch.tensor([4, 0, 1, 3]),
+        order=torch.tensor([4, 0, 1, 3, -1, -1]),  # the method had stopped
         relevance=torch.tensor([0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
         parts=grid_shape("image", "image", (2, 3)).parts,
     )

@@ -37,10 +37,13 @@ def test_look_and_play(visit, asked):
     look = visit.select(asked)
     assert look.sentence.startswith("Kept 32 of 576 visual tokens. Chosen in ")
     assert look.overlays == ["kept", "order of choice", "relevance", "redundancy"]
-    assert (look.choices, look.tokens) == (64, 576)
+    choices = look.choices
+    assert 32 <= choices < 64  # the greedy stops when the graph has left it enough
+    assert look.tokens == 576
     assert look.canvas.count('class="kept"') == 32
     assert visit.look("kept", 3).canvas.count('class="gone"') == 573
-    assert visit.look("relevance", 64).overlay == "relevance"
+    assert visit.look("kept", choices).canvas.count('class="kept"') == 32
+    assert visit.look("relevance", choices).overlay == "relevance"
     assert visit.select(asked._replace(keep=8)).overlay == "relevance"  # it stays what it was
     assert visit.select(asked._replace(method="random")).overlay == "kept"  # which has no relevance
 

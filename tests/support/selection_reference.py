@@ -92,6 +92,18 @@ def fuse(order, graph_keep, m, rule):
     return sorted(kept)
 
 
+def stopped(order, graph_keep, m):
+    """An order with −1 where "supplement" no longer needs it: m tokens, and one more for each that the graph drops."""
+    ranks = m + len([t for t in order[:m] if t not in graph_keep])
+    return order[:ranks] + [-1] * (len(order) - ranks)
+
+
+def survivors(order, m, agree, seed):
+    """m of the order's tokens, ascending, of which `agree` are among its first m."""
+    g = random.Random(seed)
+    return sorted(g.sample(order[:m], agree) + g.sample(order[m:], m - agree))
+
+
 def random_kernel(seed, n, rank=None):
     """A positive definite matrix with varied diagonal."""
     g = np.random.default_rng(seed)

@@ -281,7 +281,7 @@ def tokens_as_json(record: Record) -> dict[str, Any]:
         "grid": list(record.grid),
         "parts": parts,
         "kept": record.kept.tolist(),
-        "order": record.order.tolist() if record.order is not None else None,
+        "order": record.choices if record.order is not None else None,
         "relevance": record.source,
     }
 

@@ -8,8 +8,9 @@ from torch import Tensor
 class Choices(NamedTuple):
     """The tokens that a greedy chose: `order` (B, k) int64, in order of choice, and what each added, `gains` (B, k).
 
-    The fused kernels also say in `step` (B, n) int32 when each token was chosen, k if never; or, where they chose among
-    some tokens only, when each of these, `among` (B, c) int64, was.
+    Where it stopped before k, the order goes on with −1 and the gains with 0. The fused kernels also say in `step`
+    (B, n) int32 when each token was chosen, k if never; or, where they chose among some tokens only, when each of
+    these, `among` (B, c) int64, was.
     """
 
     order: Tensor
@@ -47,13 +48,23 @@ class Backend(Protocol):
         ...
 
     def least_redundant(self, ranking: Any, keep: int) -> Tensor:
-        """The first `keep` tokens of a ranking (B, keep), ascending; the ranking cannot be used again."""
+        """The first `keep` tokens of a ranking (B, keep), ascending."""
         ...
 
-    def greedy(self, k: int, *, candidates: Tensor | None, matrix: Tensor | None) -> Choices:
-        """k tokens by `greedy_map_features`; `candidates` are ascending, and `matrix` is what `redundancy` returned."""
+    def survivors(self, ranking: Any, m: int) -> Any:
+        """The first m tokens of a ranking, in the backend's own form, for `greedy` and `fuse`."""
         ...
 
-    def fuse(self, choices: Choices, m: int, ranking: Any | None) -> Tensor:
-        """The m tokens to keep (B, m), ascending: the first m choices, or, with a ranking, by rule "supplement"."""
+    def greedy(
+        self, m: int, *, candidates: Tensor | None = None, matrix: Tensor | None = None, survivors: Any | None = None
+    ) -> Choices:
+        """m tokens by `greedy_map_features`; `candidates` are ascending, and `matrix` is what `redundancy` returned.
+
+        With the graph's m `survivors` there are min(2m, n) ranks, and an image's greedy stops when rule "supplement"
+        has enough: after one more choice for each of its first m that is no survivor.
+        """
+        ...
+
+    def fuse(self, choices: Choices, m: int, survivors: Any | None) -> Tensor:
+        """The m tokens to keep (B, m), ascending: the first m choices, or, with survivors, by rule "supplement"."""
         ...

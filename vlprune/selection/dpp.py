@@ -160,10 +160,12 @@ def greedy_units(
     eps: float,
     candidates: Tensor | None,
     cosine: Tensor | None = None,
+    survivors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`greedy_map_features` of unit vectors (B, n, d) and their `kernel_weights`, and the gains (B, k) of `greedy`.
 
     Candidates are ascending. `cosine` (B, n, n) are all their cosines, where they were computed; they are overwritten.
+    `survivors`, not with candidates, are as in `greedy`.
     """
     at = None
     if candidates is not None and candidates.shape[1] >= k:
@@ -172,7 +174,7 @@ def greedy_units(
     kernel: MatrixKernel | VectorKernel = VectorKernel(unit, weight, diagonal)
     if cosine is not None or matrix_for_greedy(unit.shape[1], k, unit.device):
         kernel = MatrixKernel(_weighted(unit @ unit.mT if cosine is None else cosine, weight, diagonal))
-    order, gains = greedy(kernel, k, eps, candidates)
+    order, gains = greedy(kernel, k, eps, candidates, survivors)
     return order if at is None else at.gather(1, order), gains
 
 

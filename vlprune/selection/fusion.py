@@ -20,7 +20,8 @@ def fuse(order: Tensor, graph_keep: Tensor, m: int, *, rule: str) -> Tensor:
       an order made by `greedy_map(..., candidates=graph_keep)`, m ranks suffice.
 
     Args:
-        order: (B, k) int64, distinct tokens in order of choice, k ≥ m. B may be 0.
+        order: (B, k) int64, distinct tokens in order of choice, k ≥ m. B may be 0. From a −1 on, as `select_script`
+            sets it, a row holds no more tokens.
         graph_keep: (B, g) int64.
         m: at least 1.
 
@@ -39,27 +40,34 @@ def fuse(order: Tensor, graph_keep: Tensor, m: int, *, rule: str) -> Tensor:
     if rule == "supplement" and graph_keep.shape[1] < m:
         shape = tuple(graph_keep.shape)
         raise ValueError(f"graph_keep of shape {shape}: must hold at least m={m} tokens to supplement.")
-    return combine(order, graph_keep, m, rule)
+    both = found_in(graph_keep, order)
+    ranks = m + (~both[:, :m]).sum(1) if rule == "supplement" else torch.full((B,), m, device=order.device)
+    held = (order >= 0).cumprod(1).sum(1)
+
+    def words() -> str:
+        b = int((held < ranks).nonzero()[0])
+        what = f" to supplement m={m}" if rule == "supplement" else ""
+        shape = tuple(order.shape)
+        return f"order of shape {shape}: must hold at least {ranks[b]} ranks{what}; batch {b} holds {held[b]}."
+
+    require(((held >= ranks).all(), words))
+    return combine(order, both, m, rule)
 
 
-def combine(order: Tensor, graph_keep: Tensor, m: int, rule: str) -> Tensor:
-    """`fuse` of arguments that were checked, but for the length of the order where it is below 2m."""
-    if rule == "released":
-        return order[:, :m].sort(dim=1).values
+def found_in(graph_keep: Tensor, order: Tensor) -> Tensor:
+    """(B, k) whether the graph keeps each token of the order; not of a −1."""
     marked = graph_keep.sort(dim=1).values
     at = torch.searchsorted(marked, order.contiguous()).clamp(max=marked.shape[1] - 1)
-    both = marked.gather(1, at) == order
+    return marked.gather(1, at) == order
+
+
+def combine(order: Tensor, both: Tensor, m: int, rule: str) -> Tensor:
+    """`fuse` of arguments that were checked; `both` (B, k) says which tokens of the order the graph keeps."""
+    if rule == "released":
+        return order[:, :m].sort(dim=1).values
     if rule == "filter":
         return order.gather(1, (~both).to(torch.uint8).argsort(dim=1, stable=True)[:, :m]).sort(dim=1).values
     missing = m - both[:, :m].sum(1, keepdim=True)
-    k = order.shape[1]
-    if k < 2 * m:
-
-        def words() -> str:
-            shape, ranks = tuple(order.shape), m + int(missing.max())
-            return f"order of shape {shape}: must hold at least {ranks} ranks to supplement m={m}."
-
-        require(((missing <= k - m).all(), words))
-    rank = torch.arange(k, device=order.device)
+    rank = torch.arange(order.shape[1], device=order.device)
     kept = torch.where(rank < m, both, rank < m + missing)
     return order.masked_fill(~kept, torch.iinfo(torch.int64).max).sort(dim=1).values[:, :m]

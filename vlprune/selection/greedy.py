@@ -76,20 +76,33 @@ class VectorKernel:
 
 
 def greedy(
-    kernel: MatrixKernel | VectorKernel, k: int, eps: float, candidates: Tensor | None = None
+    kernel: MatrixKernel | VectorKernel,
+    k: int,
+    eps: float,
+    candidates: Tensor | None = None,
+    survivors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose k tokens (B, k), each time the one with the largest v², and say in `gains` (B, k) what that v² was.
 
     Candidates (B, c), ascending, come first. Once v² is spent, tokens follow by the diagonal; their gains are 0.
+    With `survivors` (B, m), an image's choices end with one more for each of its first m that is no survivor: k has to
+    be min(2m, n), and behind the last choice the order is −1 and the gains are 0.
     """
     run = greedy_on_host if kernel.diagonal.device.type == "cpu" else greedy_on_device
-    return run(kernel, k, eps, candidates)
+    return run(kernel, k, eps, candidates, survivors)
 
 
 def greedy_on_device(
-    kernel: MatrixKernel | VectorKernel, k: int, eps: float, candidates: Tensor | None
+    kernel: MatrixKernel | VectorKernel,
+    k: int,
+    eps: float,
+    candidates: Tensor | None,
+    survivors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`greedy` without waiting for the device: branches depend on shapes alone. v² of a chosen token is −inf."""
+    """`greedy` without waiting for the device: branches depend on shapes alone. v² of a chosen token is −inf.
+
+    So it goes on to rank k, and what it chose too much is taken back.
+    """
     diagonal = kernel.diagonal
     B, n = diagonal.shape
     c = 0 if candidates is None else candidates.shape[1]
@@ -125,16 +138,27 @@ def greedy_on_device(
         e = torch.mul(residual[:, 0], inverse, out=u[t])
         v2.addcmul_(e, e, value=-1)
         flat_state.index_fill_(1, j, -torch.inf)
-    return torch.stack(chosen, 1) - start[:, None], torch.stack(gains, 1)
+    order, added = torch.stack(chosen, 1) - start[:, None], torch.stack(gains, 1)
+    if survivors is not None:
+        m = survivors.shape[1]
+        marked = torch.zeros_like(outside).scatter_(1, survivors, True)
+        ranks = 2 * m - marked.gather(1, order[:, :m]).sum(1, keepdim=True)
+        behind = torch.arange(k, device=diagonal.device) >= ranks
+        order, added = order.masked_fill(behind, -1), added.masked_fill(behind, 0.0)
+    return order, added
 
 
 def greedy_on_host(
-    kernel: MatrixKernel | VectorKernel, k: int, eps: float, candidates: Tensor | None
+    kernel: MatrixKernel | VectorKernel,
+    k: int,
+    eps: float,
+    candidates: Tensor | None,
+    survivors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`greedy` in numpy."""
     diagonal = kernel.diagonal.numpy()
     B, n = diagonal.shape
-    order, gains = np.empty((B, k), dtype=np.int64), np.zeros((B, k), dtype=np.float32)
+    order, gains = np.full((B, k), -1, dtype=np.int64), np.zeros((B, k), dtype=np.float32)
     u, spread = np.empty((k, n), dtype=np.float32), np.empty(n, dtype=np.float32)
     near = np.empty(n, dtype=bool)
     c = 0 if candidates is None else candidates.shape[1]
@@ -143,6 +167,9 @@ def greedy_on_host(
         v2, spare = diagonal[image].copy(), diagonal[image].copy()
         pool = None if candidates is None else candidates[image].numpy()
         scale = np.float32(0)
+        ranks, surviving = k, set()
+        if survivors is not None:  # one rank less than 2m for each of the first m choices that survives
+            ranks, surviving = 2 * survivors.shape[1], set(survivors[image].tolist())
         for t in range(k):
             among = pool if t < c else None
             value = v2 if among is None else v2[among]
@@ -157,7 +184,9 @@ def greedy_on_host(
             at = np.greater_equal(value, best - tie, out=near[: len(value)]).argmax()
             j = int(at if among is None else among[at])
             order[image, t], gains[image, t] = j, 0.0 if spent else v2[j]
-            if t + 1 == k:
+            if j in surviving and t < len(surviving):
+                ranks -= 1
+            if t + 1 == ranks:
                 break
             e = u[t]
             if spent:

@@ -37,8 +37,8 @@ def select_script(
 
     `graph_scores`, `relevance_scores`, the greedy on `query_kernel`, then `fuse`; the features are read once.
     The graph keeps m tokens, or max(m, ρ·n) with fusion "filter", where the greedy then sees only those. The
-    greedy runs for m ranks, or for min(2m, n), all that the default, "supplement", can use. With "released" the graph
-    would have no say, and is not made.
+    greedy runs for m ranks, and with the default, "supplement", for as many more as the graph does not keep of these.
+    With "released" the graph would have no say, and is not made.
 
     Args:
         features: (B, n, d), any floating dtype. B may be 0.
@@ -53,8 +53,8 @@ def select_script(
         redundancy: (B, n), finite, in place of the graph's (of a graph over a whole video, for instance).
 
     Returns:
-        A `Selection` with kept (B, m), order and gains (B, m or min(2m, n)), relevance (B, n) and, where there is a
-        graph, redundancy (B, n).
+        A `Selection` with kept (B, m), order and gains (B, m; with "supplement" min(2m, n), and −1 and 0 where an
+        image's greedy had stopped), relevance (B, n) and, where there is a graph, redundancy (B, n).
 
     >>> tokens = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.5, 0.5]]])
     >>> select_script(tokens, torch.tensor([[[1.0, 0.5]]]), 2).kept.tolist()
@@ -121,15 +121,18 @@ def _script(
     n = features.shape[1]
     tokens = backend_class(features, query=query, query_mask=query_mask, sign=sign, relevance=relevance, kernel=kernel)
     if fusion == "released":  # the graph has no say
-        choices = tokens.greedy(m, candidates=None, matrix=None)
+        choices = tokens.greedy(m)
         return Selection(tokens.fuse(choices, m, None), choices.order, relevance=tokens.relevance, gains=choices.gains)
-    ranks = min(2 * m, n) if fusion == "supplement" else m
     scores, matrix = redundancy, None
     if scores is None:  # with "filter" the graph is there to spare the greedy most cosines: they share no matrix
-        scores, matrix = tokens.redundancy(tau, gamma, graph, ranks if fusion == "supplement" else None)
+        scores, matrix = tokens.redundancy(tau, gamma, graph, min(2 * m, n) if fusion == "supplement" else None)
     ranking = tokens.rank(scores, given=redundancy is not None)
-    survivors = tokens.least_redundant(ranking, max(m, int(rho * n + 0.5))) if fusion == "filter" else None
-    choices = tokens.greedy(ranks, candidates=survivors, matrix=matrix)
-    kept = tokens.fuse(choices, m, ranking if fusion == "supplement" else None)
+    candidates = survivors = None
+    if fusion == "filter":
+        candidates = tokens.least_redundant(ranking, max(m, int(rho * n + 0.5)))
+    else:
+        survivors = tokens.survivors(ranking, m)
+    choices = tokens.greedy(m, candidates=candidates, matrix=matrix, survivors=survivors)
+    kept = tokens.fuse(choices, m, survivors)
     found = scores if redundancy is None else None
     return Selection(kept, choices.order, redundancy=found, relevance=tokens.relevance, gains=choices.gains)

@@ -11,7 +11,7 @@ from vlprune.types import Selection
 from .backend import Choices
 from .checks import finite, require
 from .dpp import allowed_relevance, greedy_units, kernel_weights, matrix_for_greedy
-from .fusion import combine
+from .fusion import combine, found_in
 from .graph import redundancy
 from .numerics import ascending, exact_float32, unit_vectors
 from .relevance import pool
@@ -68,12 +68,27 @@ class TorchBackend:
         """The `keep` least redundant tokens (B, keep), ascending."""
         return ranking[:, :keep].sort(dim=1).values
 
-    def greedy(self, k: int, *, candidates: Tensor | None, matrix: Tensor | None) -> Choices:
-        """k tokens by `greedy_map_features`; `matrix` holds the cosines, which are overwritten."""
-        return Choices(*greedy_units(self.unit, self.weight, self.diagonal, k, 1e-6, candidates, matrix))
+    def survivors(self, ranking: Tensor, m: int) -> Tensor:
+        """The m least redundant tokens (B, m), ascending."""
+        return self.least_redundant(ranking, m)
 
-    def fuse(self, choices: Choices, m: int, ranking: Tensor | None) -> Tensor:
-        """The first m choices (B, m), ascending, or, with a ranking, m tokens by rule "supplement"."""
-        if ranking is None:
+    def greedy(
+        self,
+        m: int,
+        *,
+        candidates: Tensor | None = None,
+        matrix: Tensor | None = None,
+        survivors: Tensor | None = None,
+    ) -> Choices:
+        """m tokens by `greedy_map_features`, with `survivors` as many more as rule "supplement" needs.
+
+        `matrix` holds the cosines, which are overwritten.
+        """
+        k = m if survivors is None else min(2 * m, self.unit.shape[1])
+        return Choices(*greedy_units(self.unit, self.weight, self.diagonal, k, 1e-6, candidates, matrix, survivors))
+
+    def fuse(self, choices: Choices, m: int, survivors: Tensor | None) -> Tensor:
+        """The first m choices (B, m), ascending, or, with survivors, m tokens by rule "supplement"."""
+        if survivors is None:
             return choices.order[:, :m].sort(dim=1).values
-        return combine(choices.order, self.least_redundant(ranking, m), m, "supplement")
+        return combine(choices.order, found_in(survivors, choices.order), m, "supplement")

@@ -88,9 +88,9 @@ def map_by_score(question: ImageQuestion, record: Record) -> dict[str, Any]:
 def map_by_order(question: ImageQuestion, record: Record) -> dict[str, Any]:
     """How much a method prefers each token: higher the earlier it is chosen, and 0 if it is not kept."""
     assert record.order is not None
-    rank = {token: i for i, token in enumerate(record.order.tolist())}
+    rank = {token: i for i, token in enumerate(record.choices)}
     kept = set(record.kept.tolist())
-    return _as_map(record, [float(len(rank) - rank[i]) if i in kept else 0.0 for i in range(record.before)])
+    return _as_map(record, [float(len(record.order) - rank[i]) if i in kept else 0.0 for i in range(record.before)])
 
 
 def _as_map(record: Record, values: list[float]) -> dict[str, Any]:

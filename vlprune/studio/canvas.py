@@ -83,7 +83,7 @@ def _choices_so_far(record: Record, step: int | None) -> dict[str, set[int]]:
     kept = set(record.kept.tolist())
     if step is None or record.order is None:
         return {"kept": kept, "lost": set()}
-    chosen = set(record.order.tolist()[:step])
+    chosen = set(record.choices[:step])
     return {"kept": chosen & kept, "lost": chosen - kept}
 
 
@@ -96,7 +96,7 @@ def describe_tokens(record: Record) -> list[str]:
     ['token 0 · row 1, column 1 · dropped · relevance 0.25', 'token 1 · row 1, column 2 · kept, choice 1 · relevance 1']
     """
     kept = set(record.kept.tolist())
-    ranks = {} if record.order is None else {token: i for i, token in enumerate(record.order.tolist(), start=1)}
+    ranks = {token: i for i, token in enumerate(record.choices, start=1)}
     scores = {name: values.tolist() for name, values in record.scores.items()}
     places = {}
     for number, part in enumerate(record.parts):
@@ -116,7 +116,7 @@ def describe_tokens(record: Record) -> list[str]:
 def _colours(record: Record, overlay: str, chosen: dict[str, set[int]]) -> tuple[dict[int, str], str]:
     """The colour of each token on a map, by its number, and the map's legend; both empty where there is no map."""
     if overlay == "order of choice" and record.order is not None:
-        order = [token for token in record.order.tolist() if token in chosen["kept"]]
+        order = [token for token in record.choices if token in chosen["kept"]]
         last = max(1, len(order) - 1)
         values = {token: 1 - i / last for i, token in enumerate(order)}
         return _shade(values, "viridis"), _legend("viridis", "order of choice", "last", "first")

@@ -85,6 +85,7 @@ def compute_steps(view: TokenView, query: Query | None, script: Script) -> Scrip
     chosen = script.choose(view, query, m)
     assert chosen.order is not None
     assert chosen.gains is not None
+    order = [token for token in chosen.order[0].tolist() if token >= 0]  # up to where the greedy stopped
     unit = torch.nn.functional.normalize(view.features[0].double(), dim=1)
     return ScriptSteps(
         script,
@@ -93,8 +94,8 @@ def compute_steps(view: TokenView, query: Query | None, script: Script) -> Scrip
         redundancy[0],
         graph_keep(redundancy, through)[0].tolist(),
         script.relevance_scores(view, query)[0],
-        chosen.order[0].tolist(),
-        chosen.gains[0].tolist(),
+        order,
+        chosen.gains[0, : len(order)].tolist(),
         chosen.kept[0].tolist(),
         None if query is None else query.source,
     )

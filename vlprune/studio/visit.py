@@ -105,7 +105,7 @@ class Visit:
         record = self._record
         self.overlays = overlays = available_overlays(record)
         self._overlay = shown = overlay if overlay in overlays else "kept"
-        choices = 0 if record.order is None else len(record.order)
+        choices = len(record.choices)
         canvas = draw_canvas(self._choice.background, record, shown, step if step != choices else None, self._picked)
         sentence = f"{describe_counts([record]).capitalize()} Chosen in {1000 * self._choice.seconds:,.0f} ms."
         return Look(canvas, sentence, shown, overlays, choices, record.before)

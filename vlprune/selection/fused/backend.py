@@ -66,26 +66,35 @@ class FusedBackend:
         return ranking_kernels.score(parts, side, tau, gamma, graph, split), matrix
 
     def rank(self, redundancy: Tensor, *, given: bool) -> Tensor:
-        """The ranks of the tokens by redundancy, in the form that `ranks.survivors` and `ranks.fuse` read."""
+        """The ranks of the tokens by redundancy, in the form that `ranks.survivors` reads."""
         if given:
             return ranking_kernels.rank(redundancy.detach().to(torch.float32).contiguous(), self.word)
         return ranking_kernels.rank(redundancy)
 
     def least_redundant(self, ranking: Tensor, keep: int) -> Tensor:
-        """The `keep` least redundant tokens (B, keep), ascending. The ranking is overwritten."""
+        """The `keep` least redundant tokens (B, keep), ascending."""
         return ranking_kernels.survivors(ranking, keep)
+
+    def survivors(self, ranking: Tensor, m: int) -> Tensor:
+        """(B, n) int8, 1 for the m least redundant tokens."""
+        return ranking_kernels.marked_survivors(ranking, m)
 
     def greedy(
         self,
-        k: int,
+        m: int,
         *,
         candidates: Tensor | None = None,
         matrix: Tensor | None = None,
+        survivors: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Choices:
-        """k tokens by `greedy_map_features`; `matrix` is the kernel of all tokens, where `redundancy` made it."""
+        """m tokens by `greedy_map_features`, with `survivors` as many more as rule "supplement" needs.
+
+        `matrix` is the kernel of all tokens, where `redundancy` made it.
+        """
         x, table, among = self.features, self.table, None
         _, n, d = x.shape
+        k = m if survivors is None else min(2 * m, n)
         exact = d < k
         c = 0 if candidates is None else candidates.shape[1]
         if matrix is None and c >= k and worth_a_matrix(x, c, k):  # of the candidates alone
@@ -94,20 +103,21 @@ class FusedBackend:
         elif matrix is None and worth_a_matrix(x, n, k):
             matrix, _ = gram(x, table, weighted=True, store=True, exact=exact)
         order, gains, step = greedy(
-            k,
+            m,
             kernel=matrix,
             features=(x, table) if matrix is None else None,
             eps=eps,
             candidates=candidates,
+            survives=survivors,
             at=among,
             exact=exact,
         )
         return Choices(order, gains, step, among)
 
-    def fuse(self, choices: Choices, m: int, ranking: Tensor | None) -> Tensor:
-        """The first m choices (B, m), ascending, or, with a ranking, by rule "supplement"; it is overwritten."""
+    def fuse(self, choices: Choices, m: int, survivors: Tensor | None) -> Tensor:
+        """The first m choices (B, m), ascending, or, with survivors, by rule "supplement"."""
         assert choices.step is not None
-        return ranking_kernels.fuse(choices.step, m, ranking, choices.among)
+        return ranking_kernels.fuse(choices.step, m, choices.order.shape[1], survivors, choices.among)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -12,6 +12,9 @@ in registers. Before programs read each other's u there is a barrier, which rele
 
 Nor does every step need words. Values only fall. So if the best of the tokens ahead, whose values every program knows,
 is above all that any other token had when words were last exchanged, it is the choice, and no program has to ask.
+
+How many choices fusion by rule "supplement" needs is known after m: as many more as the graph does not keep of these.
+Every program knows every choice, so that all of an image count alike, and stop at the same one.
 """
 
 from functools import cache
@@ -121,43 +124,15 @@ def _rows(
     return left, among
 
 
-@triton.jit(do_not_specialize=["n", "k", "c", "share", "P"])  # or there would be more to compile
+@triton.jit(do_not_specialize=["n", "k", "m", "c", "share", "P"])  # or there would be more to compile
 def _greedy(
-    kernel,
-    x,
-    table,
-    nearest,
-    inside,
-    at,
-    u,
-    slots,
-    order,
-    gains,
-    place,
-    n,
-    d,
-    k,
-    c,
-    share,
-    P,
-    depth,
-    eps,
-    tolerance,
-    one,
-    DISTANCE: tl.constexpr,
-    ROWS: tl.constexpr,
-    POOL: tl.constexpr,
-    LIST: tl.constexpr,
-    SHARED: tl.constexpr,
-    EXACT: tl.constexpr,
-    LANES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    Q: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    JITTER: tl.constexpr,
-):
-    """k choices of one image, by program p of P."""
+    kernel, x, table, nearest, inside, survives, at, u, slots, order, gains, place,
+    n, d, k, m, c, share, P, depth, eps, tolerance, one,
+    DISTANCE: tl.constexpr, ROWS: tl.constexpr, POOL: tl.constexpr, STOP: tl.constexpr, LIST: tl.constexpr,
+    SHARED: tl.constexpr, EXACT: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, Q: tl.constexpr,
+    CHUNK: tl.constexpr, CHANNELS: tl.constexpr, JITTER: tl.constexpr,
+):  # fmt: skip
+    """k choices of one image, by program p of P; with STOP m, and one more for each of these that does not survive."""
     p, b = tl.program_id(0), tl.program_id(1)
     images = tl.num_programs(1)
     base, size = b.to(tl.int64) * n, images.to(tl.int64) * n
@@ -182,7 +157,17 @@ def _greedy(
     tie = 0.0
     if DISTANCE:
         tie += tolerance
-    for t in range(k):
+    if STOP:  # what the loop does not come to stays so
+        for later in range(0, k, BLOCK):
+            rank = later + lane
+            on = (rank < k) & (p == 0)
+            tl.store(order + b.to(tl.int64) * k + rank, tl.full([BLOCK], -1, tl.int64), mask=on)
+            tl.store(gains + b.to(tl.int64) * k + rank, tl.zeros([BLOCK], tl.float32), mask=on)
+        tl.debug_barrier()  # what the loop stores may be stored by other threads
+    both = 0  # of the choices so far, those that survive
+    ranks = k  # how many choices there are to be, which with STOP is known after m
+    t = 0
+    while t < ranks:
         fresh = (t == 0) | (t == c)  # v² only falls, so the first of a phase is the largest
         spent = t < 0
         best = largest(ahead_v2)
@@ -235,7 +220,7 @@ def _greedy(
                 names_v2, next_v2 = value, tl.full([BLOCK], float("-inf"), tl.float32)
                 j, own = first_reaching(value, best - tie, lane, value)
             j = tl.minimum(j, n - 1)  # it always is, unless numbers are not finite
-            if (t + 1 < k) & (spent == 0):
+            if (t + 1 < ranks) & (spent == 0):
                 if tl.max((ahead == j).to(tl.int32), 0) == 0:
                     ahead = _likely(scores, tokens, j, Q)
                     ahead_v2 = _values_of(ahead, tokens, names_v2)
@@ -250,6 +235,8 @@ def _greedy(
                         DISTANCE, ROWS, EXACT, BLOCK, Q, CHUNK, CHANNELS,
                     )  # fmt: skip
                 outside = _outside(scores, next_v2, tokens, ahead)
+        if STOP:
+            also = tl.load(survives + base + j).to(tl.int32)  # added below, by when it has come
         if p == 0:
             token = j.to(tl.int64)
             if LIST:
@@ -257,7 +244,8 @@ def _greedy(
             tl.store(order + b.to(tl.int64) * k + t, token)
             tl.store(gains + b.to(tl.int64) * k + t, tl.where(spent, 0.0, own))
         chosen_at = tl.where(i == j, t, chosen_at)
-        if t + 1 < k:
+        if t + 1 < ranks:
+            free = v2 > float("-inf")  # of its own tokens, those not chosen before
             e = tl.zeros([BLOCK], tl.float32)
             if not spent:  # a spent token adds no direction; dividing by its v² would only magnify noise
                 its_row = (ahead == j)[:, None]
@@ -277,27 +265,34 @@ def _greedy(
                     ahead_v2 -= of_ahead * of_ahead
             if not DISTANCE:
                 tl.store(u + (base + i) * depth + t, e, mask=mine)
-            v2 = tl.where(mine & (chosen_at == k), v2, float("-inf"))
+            v2 = tl.where(free & (i != j), v2, float("-inf"))
             ahead_v2 = tl.where((ahead == j) | (ahead < 0), float("-inf"), ahead_v2)
+        if STOP:
+            both += also
+            if t + 1 == m:
+                ranks = tl.minimum(2 * m - both, k)
+        t += 1
     tl.store(place + base + i, chosen_at, mask=mine)
 
 
 def greedy(
-    k: int,
+    m: int,
     *,
     kernel: Tensor | None = None,
     features: tuple[Tensor, Tensor] | None = None,
     nearest: Tensor | None = None,
     eps: float = 1e-6,
     candidates: Tensor | None = None,
+    survives: Tensor | None = None,
     at: Tensor | None = None,
     exact: bool = True,
     share: int | None = None,
     jitter: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """k choices (B, k) int64, the v² of each, 0 once it is spent (B, k), and when each token was chosen (B, n) int32.
+    """m choices (B, k) int64, the v² of each, 0 once it is spent (B, k), and when each token was chosen (B, n) int32.
 
-    A token that was not has k there.
+    A token that was not has k there. k is m. But with `survives` (B, n) int8, which is 1 for m tokens of an image and
+    else 0, k is min(2m, n): an image has as many more choices as do not survive of its first m, then −1, of v² 0.
 
     From a kernel (B, n, n), or from features and their table. With `nearest`, each token's largest cosine to another
     (B, n), the choice is by distance, and kernel holds cosines. `candidates` (B, c) come first; `at` (B, n) are the
@@ -307,6 +302,7 @@ def greedy(
     source = kernel if kernel is not None else features[0]  # type: ignore[index]
     x, table = features if features is not None else (source, source)
     B, n = source.shape[:2]
+    k = m if survives is None else min(2 * m, n)
     images, share = shares(B, n, source.device) if share is None else (B, share)
     P, size = blocks(n, share), max(16, power(share))
     depth = blocks(k, 64) * 64
@@ -340,6 +336,7 @@ def greedy(
                 cut(table, 0 if features is None else 1),
                 cut(source if nearest is None else nearest),
                 cut(inside),
+                cut(place if survives is None else survives),
                 place if at is None else cut(at),
                 u,
                 slots,
@@ -347,11 +344,12 @@ def greedy(
                 cut(gains),
                 cut(place),
             ),
-            (n, x.shape[2], k, 0 if candidates is None else candidates.shape[1], share, P, depth, eps, TIE, 1.0),
+            (n, x.shape[2], k, m, 0 if candidates is None else candidates.shape[1], share, P, depth, eps, TIE, 1.0),
             options=options,
             DISTANCE=nearest is not None,
             ROWS=kernel is None,
             POOL=candidates is not None,
+            STOP=survives is not None,
             LIST=at is not None,
             SHARED=P > 1,
             EXACT=exact,

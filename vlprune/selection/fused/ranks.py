@@ -73,63 +73,62 @@ def _rank(scores, rank, word, n, tie, CHECK: tl.constexpr, BLOCK: tl.constexpr, 
 
 
 @triton.jit
-def _keep(
-    rank, place, at, kept, n, m,
-    GRAPH: tl.constexpr, LISTED: tl.constexpr, FUSE: tl.constexpr, LIST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One image: the m least redundant tokens (GRAPH), as a list, or fused (FUSE) with their places in the greedy.
+def _survive(rank, kept, n, m, LISTED: tl.constexpr, BLOCK: tl.constexpr):
+    """One image: its m least redundant tokens, as a list (LISTED), or marked by 1 among n numbers, the others by 0.
 
     Tokens whose scores are a run of ties go by index. Only the run across the border matters: what lies below it
-    survives, and of the run itself the lowest indices do. The ranks are overwritten.
+    survives, and of the run itself the lowest indices do.
     """
     b = tl.program_id(1)
     base = b.to(tl.int64) * n
-    missing = 0
-    if GRAPH:
-        lower = tl.zeros([BLOCK], tl.int32)
-        upper = tl.full([BLOCK], 1, tl.int32) * n
-        for start in range(0, n, BLOCK):
-            i = start + tl.arange(0, BLOCK)
-            r = tl.load(rank + base + i, mask=i < n, other=0)
-            opens, r = r & 1, r >> 1
-            lower = tl.maximum(lower, tl.where((opens > 0) & (r < m), r, 0))
-            upper = tl.minimum(upper, tl.where((opens > 0) & (r >= m), r, n))
-        below, above = tl.max(lower, 0), tl.min(upper, 0)
-        seen, written, both = 0, 0, 0
-        for start in range(0, n, BLOCK):
-            i = start + tl.arange(0, BLOCK)
-            r = tl.load(rank + base + i, mask=i < n, other=2 * n) >> 1
-            tied = ((r >= below) & (r < above)).to(tl.int32)
-            on = ((r < below) | ((tied > 0) & (seen + tl.cumsum(tied, 0) <= m - below))).to(tl.int32)
-            seen += tl.sum(tied, 0)
-            if LISTED:
-                tl.store(kept + b.to(tl.int64) * m + written + tl.cumsum(on, 0) - 1, i.to(tl.int64), mask=on > 0)
-                written += tl.sum(on, 0)
-            if FUSE:
-                tl.store(rank + base + i, on, mask=i < n)
-                first = tl.load(place + base + i, mask=i < n, other=n) < m
-                both += tl.sum(on * first.to(tl.int32), 0)
-        missing = m - both
-    if FUSE:
-        tl.debug_barrier()
-        done = 0
-        for start in range(0, n, BLOCK):
-            i = start + tl.arange(0, BLOCK)
-            t = tl.load(place + b.to(tl.int64) * n + i, mask=i < n, other=2 * n)
-            if GRAPH:
-                alive = tl.load(rank + base + i, mask=i < n, other=0) > 0
-                on = (((t < m) & alive) | ((t >= m) & (t < m + missing))).to(tl.int32)
-            else:
-                on = (t < m).to(tl.int32)
-            token = i.to(tl.int64)
-            if LIST:
-                token = tl.load(at + b.to(tl.int64) * n + i, mask=i < n, other=0)
-            to = done + tl.cumsum(on, 0) - 1
-            tl.store(kept + b.to(tl.int64) * m + to, token, mask=(on > 0) & (to < m))
-            done += tl.sum(on, 0)
-        for start in range(done, m, BLOCK):  # never with finite numbers
-            i = start + tl.arange(0, BLOCK)
-            tl.store(kept + b.to(tl.int64) * m + i, tl.zeros([BLOCK], tl.int64), mask=i < m)
+    lower = tl.zeros([BLOCK], tl.int32)
+    upper = tl.full([BLOCK], 1, tl.int32) * n
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        r = tl.load(rank + base + i, mask=i < n, other=0)
+        opens, r = r & 1, r >> 1
+        lower = tl.maximum(lower, tl.where((opens > 0) & (r < m), r, 0))
+        upper = tl.minimum(upper, tl.where((opens > 0) & (r >= m), r, n))
+    below, above = tl.max(lower, 0), tl.min(upper, 0)
+    seen, written = 0, 0
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        r = tl.load(rank + base + i, mask=i < n, other=2 * n) >> 1
+        tied = ((r >= below) & (r < above)).to(tl.int32)
+        on = ((r < below) | ((tied > 0) & (seen + tl.cumsum(tied, 0) <= m - below))).to(tl.int32)
+        seen += tl.sum(tied, 0)
+        if LISTED:
+            tl.store(kept + b.to(tl.int64) * m + written + tl.cumsum(on, 0) - 1, i.to(tl.int64), mask=on > 0)
+            written += tl.sum(on, 0)
+        else:
+            tl.store(kept + base + i, on.to(tl.int8), mask=i < n)
+
+
+@triton.jit
+def _fuse(place, survives, at, kept, n, m, k, GRAPH: tl.constexpr, LIST: tl.constexpr, BLOCK: tl.constexpr):
+    """One image: the greedy's first m; or (GRAPH) those of them that survive, and all that it chose after them.
+
+    The greedy stopped as soon as these were m. A token that it did not choose has place k.
+    """
+    b = tl.program_id(1)
+    base = b.to(tl.int64) * n
+    done = 0
+    for start in range(0, n, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        t = tl.load(place + base + i, mask=i < n, other=k)
+        on = t < m
+        if GRAPH:
+            on = (on & (tl.load(survives + base + i, mask=i < n, other=0) > 0)) | ((t >= m) & (t < k))
+        on = on.to(tl.int32)
+        token = i.to(tl.int64)
+        if LIST:
+            token = tl.load(at + base + i, mask=i < n, other=0)
+        to = done + tl.cumsum(on, 0) - 1
+        tl.store(kept + b.to(tl.int64) * m + to, token, mask=(on > 0) & (to < m))
+        done += tl.sum(on, 0)
+    for start in range(done, m, BLOCK):  # never with finite numbers
+        i = start + tl.arange(0, BLOCK)
+        tl.store(kept + b.to(tl.int64) * m + i, tl.zeros([BLOCK], tl.int64), mask=i < m)
 
 
 def score(parts: Tensor, side: Tensor, tau: float, gamma: float, graph: str, split: bool) -> Tensor:
@@ -154,7 +153,7 @@ def score(parts: Tensor, side: Tensor, tau: float, gamma: float, graph: str, spl
 
 
 def rank(scores: Tensor, word: Tensor | None = None) -> Tensor:
-    """Ranks (B, n) int32 for `survivors` and `fuse`; `word` if the scores are to be checked."""
+    """Ranks (B, n) int32 for `survivors` and `marked_survivors`; `word` if the scores are to be checked."""
     B, n = scores.shape
     ranks = torch.empty(B, n, dtype=torch.int32, device=scores.device)
     tensors = (scores, ranks, scores if word is None else word)
@@ -164,22 +163,31 @@ def rank(scores: Tensor, word: Tensor | None = None) -> Tensor:
 
 
 def survivors(ranks: Tensor, keep: int) -> Tensor:
-    """The `keep` least redundant tokens (B, keep) int64, ascending. The ranks are overwritten."""
-    return _kept(ranks, ranks, None, keep, GRAPH=True, LISTED=True, FUSE=False)
+    """The `keep` least redundant tokens (B, keep) int64, ascending."""
+    return _surviving(ranks, torch.empty(len(ranks), keep, dtype=torch.int64, device=ranks.device), keep, listed=True)
 
 
-def fuse(place: Tensor, m: int, ranks: Tensor | None, at: Tensor | None) -> Tensor:
-    """The tokens kept (B, m) int64, ascending: "supplement" with the graph's ranks, else the greedy's first m.
+def marked_survivors(ranks: Tensor, keep: int) -> Tensor:
+    """(B, n) int8, 1 for the `keep` least redundant tokens and 0 for the others."""
+    return _surviving(ranks, torch.empty_like(ranks, dtype=torch.int8), keep, listed=False)
 
-    `place` (B, n) is when the greedy chose each token, or each of the tokens `at` (B, c). The ranks are overwritten.
+
+def _surviving(ranks: Tensor, kept: Tensor, keep: int, *, listed: bool) -> Tensor:
+    B, n = ranks.shape
+    constants = {"LISTED": listed, "BLOCK": min(power(n), 4096)}
+    launch(_survive, (1, B), (ranks, kept), (n, keep), options={"num_warps": 8}, **constants)
+    return kept
+
+
+def fuse(place: Tensor, m: int, k: int, survives: Tensor | None, at: Tensor | None) -> Tensor:
+    """The tokens kept (B, m) int64, ascending: "supplement" with the graph's survivors marked, else the first m.
+
+    `place` (B, n) is when the greedy chose each token, or each of the tokens `at` (B, c); k if it did not. With
+    `survives` it has stopped by them.
     """
-    return _kept(place if ranks is None else ranks, place, at, m, GRAPH=ranks is not None, LISTED=False, FUSE=True)
-
-
-def _kept(ranks: Tensor, place: Tensor, at: Tensor | None, m: int, **modes: bool) -> Tensor:
     B, n = place.shape
     kept = torch.empty(B, m, dtype=torch.int64, device=place.device)
-    tensors = (ranks, place, place if at is None else at, kept)
-    constants = {**modes, "LIST": at is not None, "BLOCK": min(power(n), 4096)}
-    launch(_keep, (1, B), tensors, (n, m), options={"num_warps": 8}, **constants)
+    tensors = (place, place if survives is None else survives, place if at is None else at, kept)
+    constants = {"GRAPH": survives is not None, "LIST": at is not None, "BLOCK": min(power(n), 4096)}
+    launch(_fuse, (1, B), tensors, (n, m, k), options={"num_warps": 8}, **constants)
     return kept
