@@ -29,8 +29,8 @@ class StreamOrder:
         if device.type != "cuda":
             return
         stream = torch.cuda.current_stream(device)
-        if self._latest != stream and not torch.cuda.is_current_stream_capturing():
-            if self._latest is not None:
+        if not torch.cuda.is_current_stream_capturing():
+            if self._latest is not None and self._latest != stream:  # a stream that is compared with None says "equal"
                 stream.wait_stream(self._latest)
             self._latest = stream
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.support import tiny_llava as tiny
 from vlprune import Script, attach, captured_graph
-from vlprune.captured_graph import CapturedGraph, capture_lock
+from vlprune.captured_graph import CapturedGraph, StreamOrder, capture_lock
 from vlprune.cuda_graphs.capture import CudaGraphCapture
 from vlprune.selection import select_script
 from vlprune.selection.fused import device_errors, replay
@@ -276,3 +276,29 @@ def test_replays_on_two_streams(gpu):
                 results.append(graph().clone())
         torch.cuda.synchronize()
         assert all(torch.equal(result, one) for result, one in zip(results, alone))
+
+
+class RecordedStream(torch.Stream):
+    """A stream that only notes whom it waits for. torch's own comparison says of a stream and None "not unequal"."""
+
+    def __new__(cls, number):
+        return super().__new__(cls, stream_id=number, device_index=0, device_type=0)
+
+    def __init__(self, number):
+        self.waits = []
+
+    def wait_stream(self, stream):
+        self.waits.append(stream)
+
+
+def test_work_of_another_stream_waits_for_the_work_before(monkeypatch):
+    """Without a GPU: what `StreamOrder` tells the streams."""
+    order, current = StreamOrder(), []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    first, second = RecordedStream(1), RecordedStream(2)
+    for stream in (first, first, second, second, first):
+        current.append(stream)
+        order.follow(torch.device("cuda"))
+    assert first.waits == [second]
+    assert second.waits == [first]
