@@ -1,8 +1,10 @@
-"""The short forms of the campaigns in benchmarks/: fuzz.py, faults.py and soak.py."""
+"""The short forms of the campaigns in benchmarks/: fuzz.py, faults.py and soak.py; and on_gpu.py without a GPU."""
 
+import argparse
 import importlib
 import os
 import random
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +173,49 @@ def test_tokens_of_another_device(monkeypatch, capsys):
         "script: 2 scenes in float64: 0 differ by a tie, 2 differ otherwise\n  scene 0, rank "
         in capsys.readouterr().out
     )
+
+
+# --- what only a GPU can show ---
+
+
+@pytest.fixture(scope="module")
+def on_gpu():
+    return load_script("benchmarks/on_gpu.py")
+
+
+def test_the_commands_for_a_gpu_are_understood(on_gpu, monkeypatch, tmp_path):
+    """Each script takes its step's words, and every test that is named is there."""
+
+    class Understood(Exception):
+        pass
+
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(parser):
+        raise Understood(parse(parser))
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    for words in [words for group in on_gpu.GROUPS.values() for words in group.values()]:
+        script, *rest = words.format(logs=tmp_path).split()
+        if script == "-m":
+            missing = [word for word in rest if word.startswith("tests/") and not (BENCHMARKS.parent / word).exists()]
+            assert missing == []
+        else:
+            monkeypatch.setattr(sys, "argv", [script, *rest])
+            with pytest.raises(Understood):
+                load_script(script).main()
+
+
+def test_steps_on_a_gpu(on_gpu, monkeypatch, capsys, tmp_path):
+    """One that is right, one that is not, one that takes too long with what it has started, and one that cannot begin."""
+    endless = "import subprocess, sys; print(1); subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)'])"
+    codes = {"one": "print('seen')", "two": "raise SystemExit(3)", "three": endless, "four": "print('never')"}
+    commands = {name: f"-c {shlex.quote(code)}" for name, code in codes.items()}
+    monkeypatch.setitem(on_gpu.GROUPS, "fast", commands)
+    monkeypatch.setattr(sys, "argv", ["on_gpu.py", "fast", "--logs", str(tmp_path), "--minutes", "0.05"])
+    assert on_gpu.main() == 1
+    said = capsys.readouterr().out
+    for line in ("== one: right", "seen", "== two: exit 3", "== three: out of time", "== four: not begun, 0 s"):
+        assert line in said
+    assert "never" not in said
+    assert (tmp_path / "one.log").read_text() == "seen\n"
