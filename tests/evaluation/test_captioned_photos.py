@@ -70,6 +70,18 @@ def test_the_oracle_begins_with_the_place_and_the_place_alone_is_just_that(asked
         method_for_questions(Oracle(keep=16), [nowhere], seed=0)
 
 
+@pytest.mark.parametrize("place", ["text/Images", "Flicker8k_Dataset", "text"])
+def test_where_photographs_are_found(captions, tmp_path, place):
+    folder = write_photographs(tmp_path / "copy")
+    expected = photo_questions(captions, "validation", 2)
+    (folder / place).mkdir(exist_ok=True)
+    for one in list((folder / "photos").iterdir()):
+        one.rename(folder / place / one.name)
+    found = photo_questions(folder / "text" / "captions.txt", "validation", 2)
+    assert [question.text for question in found] == [question.text for question in expected]
+    assert {question.path.parent.resolve() for question in found} == {folder / place}
+
+
 def test_what_is_missing_is_said(captions, tmp_path):
     folder = write_photographs(tmp_path / "copy")
     lost = folder / "photos" / "7.jpg"

@@ -17,8 +17,8 @@ from vlprune.pocket.photo_scenes import SIZE, Scene, cells, draw_scene
 if TYPE_CHECKING:
     from PIL import Image
 
-#: Where the photographs are looked for, from the folder of the captions.
-PHOTO_FOLDERS = ("photos", "images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset", "../photos", "../images", ".")
+#: Folders of photographs that are looked for beside the captions, and one folder up.
+PHOTO_FOLDERS = ("photos", "images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset")
 _LISTS = {"validation": "dev", "test": "test"}
 _SEED = 2  # of what is pasted and asked; training validates itself on draws of seed 1
 
@@ -88,15 +88,16 @@ def photo_questions(captions: Path, split: str, per_kind: int) -> list[PhotoQues
 
 def _photo_folder(captions: Path, names: list[str]) -> Path:
     """The first folder that has the first photograph; every one must be there."""
-    for name in PHOTO_FOLDERS:
-        folder = captions.parent / name
+    beside = captions.parent
+    for folder in [place / name for place in (beside, beside / "..") for name in PHOTO_FOLDERS] + [beside]:
         if (folder / names[0]).is_file():
             missing = next((name for name in names if not (folder / name).is_file()), None)
             if missing is not None:
                 raise UserError(f"--data {captions}: there is no photograph {missing!r} in {folder}.")
             return folder
     raise UserError(
-        f"--data {captions}: there is no photograph {names[0]!r} beside it, nor in {', '.join(PHOTO_FOLDERS[:-1])}."
+        f"--data {captions}: there is no photograph {names[0]!r} beside it, nor in {', '.join(PHOTO_FOLDERS)}, there or "
+        "one folder up."
     )
 
 
