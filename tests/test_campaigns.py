@@ -7,7 +7,9 @@ import random
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -207,12 +209,19 @@ def test_the_commands_for_a_gpu_are_understood(on_gpu, monkeypatch, tmp_path):
 
 
 def test_steps_on_a_gpu(on_gpu, monkeypatch, capsys, tmp_path):
-    """One that is right, one that is not, one that takes too long with what it has started, and one that cannot begin."""
-    endless = "import subprocess, sys; print(1); subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)'])"
+    """One is right, one is not, one takes too long, with what it has started, and one cannot begin."""
+    endless = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1); import time; time.sleep(99)'])"
     codes = {"one": "print('seen')", "two": "raise SystemExit(3)", "three": endless, "four": "print('never')"}
     commands = {name: f"-c {shlex.quote(code)}" for name, code in codes.items()}
+    third = tmp_path / "three.log"
+
+    def monotonic():
+        """Time is over as soon as the third step has begun something."""
+        return 1e9 if third.exists() and third.read_text() else 0.0
+
+    monkeypatch.setattr(on_gpu, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
     monkeypatch.setitem(on_gpu.GROUPS, "fast", commands)
-    monkeypatch.setattr(sys, "argv", ["on_gpu.py", "fast", "--logs", str(tmp_path), "--minutes", "0.05"])
+    monkeypatch.setattr(sys, "argv", ["on_gpu.py", "fast", "--logs", str(tmp_path)])
     assert on_gpu.main() == 1
     said = capsys.readouterr().out
     for line in ("== one: right", "seen", "== two: exit 3", "== three: out of time", "== four: not begun, 0 s"):

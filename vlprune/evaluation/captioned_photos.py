@@ -96,8 +96,8 @@ def _photo_folder(captions: Path, names: list[str]) -> Path:
                 raise UserError(f"--data {captions}: there is no photograph {missing!r} in {folder}.")
             return folder
     raise UserError(
-        f"--data {captions}: there is no photograph {names[0]!r} beside it, nor in {', '.join(PHOTO_FOLDERS)}, there or "
-        "one folder up."
+        f"--data {captions}: there is no photograph {names[0]!r} beside it, nor in {', '.join(PHOTO_FOLDERS)}, "
+        "there or one folder up."
     )
 
 
