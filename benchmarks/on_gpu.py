@@ -23,6 +23,7 @@ ROOMS = "tests/cuda_graphs tests/methods tests/selection tests/pruning tests/vis
 SOAK = "benchmarks/soak.py --device cuda"
 FIRST = "benchmarks/first_token.py --ways eager towers --models"
 BATCHES = "benchmarks/throughput.py --rounds 1 --batches 32 --limits --new 8 --models"
+LIMITS = "benchmarks/throughput.py --rounds 1 --batches --new 4 --models"
 
 #: What is right: the steps whose failure was never understood come first. All run at once.
 RIGHT = {
@@ -48,10 +49,15 @@ FAST = {
     "batch-qwen": f"{BATCHES} qwen2.5-vl-7b",
     "batch-internvl": f"{BATCHES} internvl3-8b",
     "video-eager": f"{FIRST} llava-video-7b --rounds 2",
+    "limits-next": f"{LIMITS} llava-next-7b",
+    "limits-qwen": f"{LIMITS} qwen2.5-vl-7b",
+    "limits-internvl": f"{LIMITS} internvl3-8b",
     "growth": "benchmarks/selection.py --growth {logs}/selection-growth.json --repeats 3",
 }
 GROUPS = {"right": RIGHT, "fast": FAST}
 ENVIRONMENT = {"races": {"VLPRUNE_RACES": "200"}}
+# without expandable segments none of the computed batches fits
+ENVIRONMENT |= {name: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} for name in FAST if name.startswith("limits")}
 SHOWN = 12  #: lines of each log at the end
 
 
@@ -127,7 +133,7 @@ def main() -> int:
         parser.error(f"--steps {' '.join(unknown)}: the steps of {arguments.group} are {', '.join(commands)}.")
     if arguments.list:
         for name in names:
-            print(f"{name:15} python {commands[name]}")
+            print(f"{name:16} python {commands[name].format(logs=arguments.logs)}")
         return 0
     arguments.logs.mkdir(parents=True, exist_ok=True)
     steps = [Step(name, commands[name], arguments.logs.resolve()) for name in names]
