@@ -55,9 +55,8 @@ FAST = {
     "growth": "benchmarks/selection.py --growth {logs}/selection-growth.json --repeats 3",
 }
 GROUPS = {"right": RIGHT, "fast": FAST}
-ENVIRONMENT = {"races": {"VLPRUNE_RACES": "200"}}
-# without expandable segments none of the computed batches fits
-ENVIRONMENT |= {name: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} for name in FAST if name.startswith("limits")}
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # without it no computed batch fits
+ENVIRONMENT = {"races": {"VLPRUNE_RACES": "200"}, **{name: EXPANDABLE for name in FAST if name.startswith("limits")}}
 SHOWN = 12  #: lines of each log at the end
 
 
