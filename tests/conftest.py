@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +114,26 @@ def run(capsys, monkeypatch, tmp_path):
         return end.value.code, said.out, said.err
 
     return call
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are empty files, where no test looks at them: to draw one takes longer than to answer."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **options: Path(path).touch())
+
+
+@pytest.fixture
+def short_demo(monkeypatch):
+    """The demo asks one question about its drawn scene, the first that has a row of the picture, and not all."""
+    from vlprune.evaluation import demo_scenes
+
+    whole = demo_scenes.drawn_scene
+
+    def with_one_question(number):
+        scene = whole(number)
+        return replace(scene, questions=[one for one in scene.questions if one.pictured][:1])
+
+    monkeypatch.setattr(demo_scenes, "drawn_scene", with_one_question)
 
 
 @pytest.fixture(scope="session")

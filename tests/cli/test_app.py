@@ -47,6 +47,7 @@ def test_exit_code_of_the_program():
     assert done.stderr == "vlprune: there is no file 'none.png'.\n"
 
 
+@pytest.mark.usefixtures("short_demo")
 def test_a_full_disk(run, refused_by, monkeypatch, tmp_path):
     """Wherever a file is written: one sentence."""
     full = OSError(errno.ENOSPC, "No space left on device", "figures.png")
@@ -111,6 +112,7 @@ AS_JSON = {
 }
 
 
+@pytest.mark.usefixtures("short_demo", "undrawn")
 @pytest.mark.parametrize("name", AS_JSON)
 def test_json_means_the_same_everywhere(program, tmp_path, name):
     """One JSON document on the standard output, and nothing else anywhere."""

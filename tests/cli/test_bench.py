@@ -5,33 +5,19 @@ import json
 import pytest
 
 from tests.support.narrow_architectures import narrow_architectures
-from vlprune.cli.app import main
 from vlprune.cli.bench import ARCHITECTURE_NAMES, PAPER_NAMES
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(program, tmp_path):
     figures, table = tmp_path / "bench.json", tmp_path / "bench.md"
-    command = [
-        "bench",
-        "--methods",
-        "script,random",
-        "--keep",
-        "64,0.5",
-        "--repeats",
-        "2",
-        "--new",
-        "2",
-        "--device",
-        "cpu",
-    ]
-    with pytest.raises(SystemExit) as stop:
-        main([*command, "--out", str(figures), "--out", str(table)])
-    assert stop.value.code == 0
+    command = ("bench", "--methods", "script,random", "--keep", "64,0.5", "--repeats", "1", "--new", "2")
+    code, out, err = program(*command, "--device", "cpu", "--out", figures, "--out", table)
+    assert code == 0, err
     found = json.loads(figures.read_text())
     assert [row["visual_tokens"] for row in found["rows"]] == [576, 64, 288, 64, 288]
     assert {"device", "torch", "transformers", "vlprune", "conventions", "repeats"} <= set(found)
     assert "script, keep=64" in table.read_text()
-    assert "random, keep=0.5" in capsys.readouterr().out
+    assert "random, keep=0.5" in out
 
 
 @pytest.mark.parametrize(
@@ -40,8 +26,8 @@ def test_the_command(tmp_path, capsys):
         (["--methods", "scrip"], "did you mean 'script'"),
         (["--methods", ","], "--methods is empty"),
         (["--keep", "0"], "at least one token"),
-        (["--keep", "600", "--repeats", "1", "--device", "cpu"], "only 576 visual tokens"),
-        (["--keep", "4/frame", "--repeats", "1", "--device", "cpu"], "per_tile"),
+        (["--keep", "600", "--repeats", "1", "--new", "1", "--device", "cpu"], "only 576 visual tokens"),
+        (["--keep", "4/frame", "--repeats", "1", "--new", "1", "--device", "cpu"], "per_tile"),
         (["--random-weights", "--model", "llava-7b"], f"choose from {', '.join(ARCHITECTURE_NAMES)}."),
         (["--out", "/no/such/folder/x.json"], "there is no folder"),
         (["--paper", "llava-7b"], "--paper llava-7b: choose from llava-1.5-7b, llava-1.5-13b, llava-next-7b"),
@@ -50,11 +36,10 @@ def test_the_command(tmp_path, capsys):
         (["--out", "x.txt"], "--out x.txt: its name must end in .json or .md."),
     ],
 )
-def test_refusals(options, said, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["bench", *options])
-    assert stop.value.code == 2
-    error = capsys.readouterr().err.removeprefix("vlprune: loading pocket ...\n")
+def test_refusals(program, options, said):
+    code, _, err = program("bench", *options)
+    assert code == 2
+    error = err.removeprefix("vlprune: loading pocket ...\n")
     assert said in error
     assert error.count("\n") == 1
 

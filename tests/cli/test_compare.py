@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from functools import cache
 
 import pytest
 from PIL import Image
@@ -22,7 +23,8 @@ def compare(run, photo, checkpoint):
     return call
 
 
-def test_each_method_answers_as_when_asked_alone(run, photo, checkpoint, compare, tmp_path):
+def test_each_method_answers_as_when_asked_alone(run, photo, checkpoint, compare, monkeypatch, tmp_path):
+    monkeypatch.setattr("vlprune.cli.ask.load_model", cache(load_model))  # or else it is loaded for each method
     code, out, err = compare("--json", "--max-new-tokens", "5")
     assert (code, err) == (0, "")
     found = json.loads(out)

@@ -109,6 +109,7 @@ def test_every_budget_for_methods_that_say_none():
     assert parse_methods("script", None) == {"script": {"64": Script(keep=64)}}
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("command", "count"),
     [
@@ -140,6 +141,7 @@ def test_all_commands_take_the_same_list(run, photo, checkpoint, tmp_path, comma
     }
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_takes_the_same_list(program):
     """Script is compared with what is asked for; studies that compare their own say so."""
     words = ("--small", "--questions", "1", "--keep", "16", "--json", "--out", "run", "--methods")
@@ -151,6 +153,7 @@ def test_a_study_takes_the_same_list(program):
     assert "--methods random: it goes with study significance or coverage; study overlap compares its own." in err
 
 
+@pytest.mark.usefixtures("short_demo", "undrawn")
 def test_demo_takes_the_same_method(program):
     code, out, _ = program(
         "demo", "--model", "pocket", "--method", "script:fusion=filter,rho=0.5", "--keep", "16/tile", "--json"

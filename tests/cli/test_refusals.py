@@ -237,6 +237,7 @@ def test_an_input_is_never_an_output(refused, own, tmp_path, command, out):
     assert own[0].read_bytes() == own[1]
 
 
+@pytest.mark.usefixtures("short_demo")
 @pytest.mark.parametrize(
     "command",
     [

@@ -91,6 +91,7 @@ def test_one_plain_line_elsewhere(capsys):
         assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("short_demo", "undrawn")
 @pytest.mark.parametrize(
     "command",
     [

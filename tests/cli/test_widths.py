@@ -31,7 +31,7 @@ def test_all_commands_are_here():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_nothing_is_cut_or_too_wide(program, photo, checkpoint, monkeypatch, name):
+def test_nothing_is_cut_or_too_wide(program, photo, checkpoint, monkeypatch, request, name):
     """Lines that were wrapped by hand too; a path that a line names is as long as it is."""
     words, count = COMMANDS[name]
     options = {option for one in PROGRAM.commands[name].params for option in one.opts}
@@ -39,6 +39,8 @@ def test_nothing_is_cut_or_too_wide(program, photo, checkpoint, monkeypatch, nam
     monkeypatch.setenv("COLUMNS", "60")
     if name == "report":
         assert program("study", "thresholds", "--small", "--questions", "1")[0] == 0
+    else:  # a report shows pictures, the others only write them
+        request.getfixturevalue("undrawn")
     with noted_tables() as tables:
         code, out, err = program(*({"PHOTO": photo, "MODEL": checkpoint}.get(word, word) for word in words))
     assert code == 0, err

@@ -61,6 +61,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, full_disk):
     assert names(tmp_path) == ["a.md"]
 
 
+@pytest.mark.usefixtures("short_demo")
 @pytest.mark.parametrize(
     ("command", "out"),
     [

@@ -100,7 +100,10 @@ def asked(*arguments):
 
 
 if __name__ == "__main__":
+    from vlprune.show import picture
+
     folder, clip = Path(sys.argv[1]), sys.argv[2]
+    picture.DPI = 70  # of which only the size is looked at
     for name, case in CASES.items():
         case.model().save_pretrained(folder / name)
         processor(name).save_pretrained(folder / name)
