@@ -26,6 +26,7 @@ from tests.support.without_cuda import cuda_or_cpu
 from tests.test_docs import FENCED, ROOT, blocks, commands_in
 from vlprune import pocket
 from vlprune.cli.app import main
+from vlprune.evaluation.questions import pocket_questions
 from vlprune.measure.efficiency import measure_efficiency
 
 README = ROOT / "README.md"
@@ -76,7 +77,22 @@ def few_repeats(monkeypatch):
     )
 
 
-@pytest.mark.usefixtures("few_repeats")
+@pytest.fixture
+def few_questions(monkeypatch):
+    """Two questions of each kind are drawn, also where a command or a study says more."""
+    monkeypatch.setattr(
+        "vlprune.evaluation.questions.pocket_questions",
+        lambda split, count, *more: pocket_questions(split, min(count, 2), *more),
+    )
+
+
+@pytest.fixture
+def loaded_once(monkeypatch, loaded):
+    """The pocket model is not loaded again for each command."""
+    monkeypatch.setattr(pocket, "load", lambda: (loaded.model, loaded.processor, loaded.clip))
+
+
+@pytest.mark.usefixtures("few_repeats", "few_questions", "loaded_once")
 @pytest.mark.parametrize("command", COMMANDS, ids=shlex.join)
 def test_a_command_of_the_shell(here, command, capsys):
     """In README's order: some go on from what others wrote."""
