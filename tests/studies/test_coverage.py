@@ -15,7 +15,8 @@ def words(tmp_path):
     return ("study", "coverage", "--tower", tower, "--data", data, "--keep", "9,4", "--out", "run")
 
 
-def test_tower_and_data(program, words):
+def test_tower_and_data(program, monkeypatch, words):
+    monkeypatch.setattr("vlprune.studies.coverage.PICTURES", 1)  # each shows all methods, and takes a second
     code, out, err = program(*words)
     assert code == 0, err
     found = json.loads(Path("run/result.json").read_text())

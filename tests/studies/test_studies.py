@@ -163,8 +163,11 @@ def check_tower(data):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_small(program, name):
+def test_small(program, monkeypatch, name):
     pytest.importorskip("scipy")
+    monkeypatch.setattr("vlprune.show.style.DPI", 40)  # of pictures that are only to be there
+    monkeypatch.setattr("vlprune.studies.coverage.PICTURES", 1)
+    monkeypatch.setattr("vlprune.studies.adaptive.FIT_QUESTIONS", (100, 2))
     count = 1 if get_study(name).NEEDS == "answers" else 2  # 1: all are about one scene
     code, out, err = program("study", name, "--small", "--questions", count, "--out", "run")
     assert code == 0, err
