@@ -38,8 +38,21 @@ def one_by_one(loaded, question, method):
     return loaded.processor.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True), pruner.last
 
 
-def test_batches_answer_as_single_questions_do(loaded, questions):
-    found = answer_and_kept(loaded, questions, {"all": keep_all_tokens(), **METHODS}, batch=4)
+@pytest.fixture(scope="module")
+def answered(loaded, questions):
+    """What `answer_and_kept` gives for all questions in batches, and how many images the tower saw in each call."""
+    seen = []
+    handle = loaded.model.model.vision_tower.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(len((args or tuple(kwargs.values()))[0])), with_kwargs=True
+    )
+    try:
+        return answer_and_kept(loaded, questions, {"all": keep_all_tokens(), **METHODS}, batch=4), seen
+    finally:
+        handle.remove()
+
+
+def test_batches_answer_as_single_questions_do(loaded, questions, answered):
+    found, _ = answered
     assert len(found) == len(questions) * (1 + len(METHODS))
     for question in questions[::3]:
         assert found["all", question.number][0] == one_by_one(loaded, question, None)[0]
@@ -48,15 +61,8 @@ def test_batches_answer_as_single_questions_do(loaded, questions):
             assert found[name, question.number] == (text, record.kept.tolist()), (name, question.text)
 
 
-def test_the_tower_sees_each_image_once(loaded, questions):
-    seen = []
-    handle = loaded.model.model.vision_tower.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(len((args or tuple(kwargs.values()))[0])), with_kwargs=True
-    )
-    try:
-        answer_and_kept(loaded, questions, {"all": keep_all_tokens(), **METHODS}, batch=4)
-    finally:
-        handle.remove()
+def test_the_tower_sees_each_image_once(questions, answered):
+    _, seen = answered
     assert sum(seen) == len({question.image_name for question in questions}) == 2
 
 
