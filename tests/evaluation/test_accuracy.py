@@ -143,6 +143,6 @@ def test_no_method_can_run(program):
     code, _, err = program("eval", "--questions", 1, "--methods", "random", "--keep", 600, "--out", "run")
     assert code == 2
     assert err.splitlines()[-1] == "vlprune: random@600: keep=600: the image has only 576 visual tokens."
-    code, _, err = program("study", "ablation", "--small", "--keep", 600, "--out", "study")
+    code, _, err = program("study", "ablation", "--small", "--questions", 1, "--keep", 600, "--out", "study")
     assert code == 2
     assert "only 576 visual tokens" in err
