@@ -121,7 +121,7 @@ def made_by_vlprune(path: Path) -> bool:
 
 
 def picture_metadata(path: str | Path) -> dict[str, Any]:
-    """The arguments of `Figure.savefig` with which a picture of this name is written soon, and carries the mark."""
+    """The arguments of `Figure.savefig` with which a picture of this name is written quickly, and carries the mark."""
     ending = Path(path).suffix.lower()
     if ending in (".jpg", ".jpeg"):
         return {"pil_kwargs": {"comment": MARK}}
