@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from tests.support import selection_reference as reference
+from tests.support.forks import Forks
 from tests.support.scripts import load_script
+from vlprune.cuda_graphs.capture import Capturing
 from vlprune.record import Record
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -76,28 +78,29 @@ def test_a_case_can_be_made_again(fuzz):
     assert one == other
 
 
-def run(script, *words):
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / script, *map(str, words)], capture_output=True, text=True, env={**os.environ}
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
+@pytest.fixture(scope="module")
+def forks():
+    with Forks() as forks:
+        yield forks
 
 
-def run_here(monkeypatch, capsys, script, *words):
-    """The same in this process."""
+def run_here(monkeypatch, capsys, script, *words, forks=subprocess):
+    """A script's words; it runs in this process, and what it starts is started by `forks`."""
+    module = load_script(f"benchmarks/{script}")
+    monkeypatch.setattr(module, "subprocess", forks, raising=False)
     monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # what it sets would outlast the test
     with pytest.raises(SystemExit) as end:
-        load_script(f"benchmarks/{script}").main()
+        module.main()
     said = capsys.readouterr().out
     assert end.value.code == 0, said
     return said
 
 
-def test_cases_shared_between_processes(fuzz, tmp_path):
+def test_cases_shared_between_processes(fuzz, forks, monkeypatch, capsys, tmp_path):
     """Together they are the cases of one process."""
-    said = run("fuzz.py", "layouts", "--cases", 21, "--seed", 1, "--jobs", 2, "--state", tmp_path)
+    words = ["layouts", "--cases", 21, "--seed", 1, "--jobs", 2, "--state", tmp_path]
+    said = run_here(monkeypatch, capsys, "fuzz.py", *words, forks=forks)
     assert "21 cases from 0 on (seed 1), 0 wrong" in said
     alone = fuzz.run("layouts", 21, seed=1)[0]
     assert [line for line in said.splitlines() if line.startswith("  ")] == [
@@ -105,37 +108,42 @@ def test_cases_shared_between_processes(fuzz, tmp_path):
     ]
 
 
-def test_broken_checkpoints():
+def test_broken_checkpoints(forks):
     """In a process of its own, which forks: torch's threads, once they run, do not."""
-    assert "4 cases from 0 on (seed 1), 0 wrong" in run("fuzz.py", "configs", "--cases", 4, "--seed", 1)
+    words = [sys.executable, BENCHMARKS / "fuzz.py", "configs", "--cases", 4, "--seed", 1]
+    assert "4 cases from 0 on (seed 1), 0 wrong" in forks.run(words).stdout
 
 
-def test_killed_runs_go_on():
-    said = run("faults.py", "kill", "--kills", 2, "--commands", "eval", "--seed", 3)
+def test_killed_runs_go_on(forks, monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the script sets it
+    words = ["kill", "--kills", 2, "--commands", "eval", "--seed", 3]
+    said = run_here(monkeypatch, capsys, "faults.py", *words, forks=forks)
     assert "2 kills, eval" in said
     assert "0 wrong" in said
 
 
-def test_soak(monkeypatch, capsys):
+def test_soak(forks, monkeypatch, capsys):
     """It starts the fresh process itself; its words are those of the script."""
     words = ["--calls", 24, "--distinct", 3, "--threads", 2, "--beds", "script", "qwen2_5_vl", "llava_next"]
-    said = run_here(monkeypatch, capsys, "soak.py", *words)
+    said = run_here(monkeypatch, capsys, "soak.py", *words, forks=forks)
     assert "24 calls of 3 models by 2 threads" in said
     assert "0 differ from a fresh process" in said
     assert "MiB are left of the memory after malloc_trim" in said
     assert "after detach 0 left, 0 modules changed" in said
 
 
-def test_the_control_has_no_pruners(monkeypatch, capsys):
-    said = run_here(monkeypatch, capsys, "soak.py", "--calls", 6, "--distinct", 2, "--beds", "llava_next", "--plain")
+def test_the_control_has_no_pruners(forks, monkeypatch, capsys):
+    words = ["--calls", 6, "--distinct", 2, "--beds", "llava_next", "--plain"]
+    said = run_here(monkeypatch, capsys, "soak.py", *words, forks=forks)
     assert "6 calls of 1 models" in said
     assert "0 differ from a fresh process" in said
     assert "0 hooks; after detach 0 left" in said
 
 
-def test_soak_on_tapes():
-    """In a process of its own: every capture in it is on tape."""
-    said = run("soak.py", "--calls", 6, "--distinct", 2, "--beds", "llava_next", "--cuda-graphs")
+def test_soak_on_tapes(forks, monkeypatch, capsys):
+    monkeypatch.setattr(Capturing, "capture", Capturing.capture)  # every capture of the script is on tape
+    words = ["--calls", 6, "--distinct", 2, "--beds", "llava_next", "--cuda-graphs"]
+    said = run_here(monkeypatch, capsys, "soak.py", *words, forks=forks)
     assert "0 differ from a fresh process" in said
     assert "graphs held at the end, by 1 of the models" in said
 

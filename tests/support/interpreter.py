@@ -1,8 +1,7 @@
 """Runs Triton kernels on a CPU."""
 
 import ctypes
-import functools
-import inspect
+import dataclasses
 import os
 import random
 import subprocess
@@ -23,22 +22,29 @@ def run_interpreted(module):
 
 
 def look_once():
-    """Let the interpreter look through Triton's language once; it does so at every call of a kernel's function."""
+    """Let the interpreter do once what it does at every call of a function: nothing but kernels may use Triton then."""
     from triton import language
     from triton.runtime import interpreter
 
-    @functools.cache
-    def builtins(package):
-        return [(name, one) for name, one in inspect.getmembers(package) if language.core.is_builtin(one)]
+    patch, kept = interpreter._patch_lang, []
 
-    def patch(package, *more):
-        for name, builtin in builtins(package):
-            if getattr(package, name) is builtin:  # not replaced yet
-                interpreter._patch_attr(package, name, builtin, *more)
+    def patch_once(function):
+        if not kept:
+            kept.append(patch(SimpleNamespace(__globals__={"all": language, "core": language.core})))
+        return SimpleNamespace(restore=lambda: None)
 
-    for package in (language, language.core, language.tensor, language.math):  # as they are before any call
-        builtins(package)
-    interpreter._patch_builtin = patch
+    interpreter._patch_lang = patch_once
+    numpy_type, types = interpreter._get_np_dtype, {}
+
+    def known_type(one):
+        if one.name not in types:
+            types[one.name] = numpy_type(one)
+        return types[one.name]
+
+    interpreter._get_np_dtype = known_type
+    builder = interpreter.interpreter_builder  # whose options look for overflow, but say nothing of any
+    assert not builder.options.debug
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 def launch_in_turns(kernel, grid, tensors, numbers, *, options, **constants):
