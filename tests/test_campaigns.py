@@ -1,6 +1,7 @@
 """The short forms of the campaigns in benchmarks/: fuzz.py, faults.py and soak.py; and on_gpu.py without a GPU."""
 
 import argparse
+import copy
 import importlib
 import os
 import random
@@ -18,6 +19,7 @@ import torch
 from tests.support import selection_reference as reference
 from tests.support.forks import Forks
 from tests.support.scripts import load_script
+from vlprune import pocket
 from vlprune.cuda_graphs.capture import Capturing
 from vlprune.record import Record
 
@@ -82,6 +84,17 @@ def test_a_case_can_be_made_again(fuzz):
 def forks():
     with Forks() as forks:
         yield forks
+
+
+@pytest.fixture(scope="module")
+def pocket_model():
+    return pocket.load()
+
+
+@pytest.fixture(autouse=True)
+def _pocket_model(pocket_model, monkeypatch):
+    """A copy is made sooner than loaded."""
+    monkeypatch.setattr(pocket, "load", lambda: copy.deepcopy(pocket_model))
 
 
 def run_here(monkeypatch, capsys, script, *words, forks=subprocess):

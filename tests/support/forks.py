@@ -12,11 +12,15 @@ from types import SimpleNamespace
 
 #: What our scripts import; nothing is computed, as torch's threads do not fork.
 IMPORTED = (
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
     "transformers.models.llava.modeling_llava",
     "vlprune.pocket",
     "vlprune.cli.app",
     "vlprune.cli.evaluate",
+    "vlprune.cli.tables",
     "vlprune.evaluation.accuracy",
     "vlprune.evaluation.load_model",
     "vlprune.evaluation.one_question",
