@@ -3,7 +3,6 @@
 import argparse
 import copy
 import importlib
-import os
 import random
 import shlex
 import subprocess

@@ -1,13 +1,11 @@
-"""Attention in one kernel against transformers' own in float64; where there is no GPU, the kernel is interpreted."""
+"""Attention in one kernel: its definition against transformers' own; `test_kernels.py` runs the kernel."""
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
-from tests.support.interpreter import run_interpreted
 from tests.support.tape import capture_on_tape
-from tests.support.versions import needs_interpreted_loops
 from vlprune.cuda_graphs.capture import CompiledLayers, CudaGraphCapture
 from vlprune.cuda_graphs.decoder_graphs import DecoderGraphs
 from vlprune.cuda_graphs.fused_attention import FusedAttention, can_fuse_attention, fused_attention
@@ -31,7 +29,11 @@ def error(found, expected):
     return ((found.double() - expected).norm() / expected.norm()).item()
 
 
-def compared(launch_attention, dtype, device, tolerance):
+def compare_kernel(dtype, device):
+    """The kernel against its definition in float64."""
+    from vlprune.cuda_graphs.kernels import launch_attention
+
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     for batch, n, heads, key_heads, d in SHAPES:
         given = made(batch, n, heads, key_heads, d, dtype, device)
         slots = [torch.full((batch, key_heads, SLOTS, d), 7.0, dtype=dtype, device=device) for _ in range(2)]
@@ -98,19 +100,3 @@ def test_in_a_decoder(device, compiled):
             assert error(ours.values[:, :, :length], theirs.values.double()) < tolerance
     assert graphs.graph_count == 1
     torch._dynamo.reset()
-
-
-@needs_interpreted_loops
-def test_the_kernel(device):
-    if device.type == "cuda":
-        from vlprune.cuda_graphs.kernels import launch_attention
-
-        compared(launch_attention, torch.bfloat16, device, 1e-2)
-        return
-    run_interpreted(__name__)
-
-
-if __name__ == "__main__":
-    from vlprune.cuda_graphs.kernels import launch_attention
-
-    compared(launch_attention, torch.float32, torch.device("cpu"), 1e-5)  # the interpreter has no bfloat16

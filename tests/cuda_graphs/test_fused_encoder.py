@@ -1,4 +1,4 @@
-"""A vision tower's layers in fewer kernels, against transformers' own; without a GPU the kernel is interpreted."""
+"""A vision tower's layers in fewer kernels, against transformers' own; `test_kernels.py` runs the kernel itself."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, SiglipVisionModel
 
-from tests.support.interpreter import run_interpreted
 from vlprune.cuda_graphs.capture import Capturing, no_capture
 from vlprune.cuda_graphs.fused_encoder import FusedEncoderLayer, add_layer_norm, can_fuse_layer, encoder_forwards
 from vlprune.cuda_graphs.fused_tower import TILE
@@ -183,15 +182,3 @@ def compare_kernel(dtype, device):
             torch.testing.assert_close(
                 found.cpu(), expected, rtol=1e-4 if dtype == torch.float32 else 1.6e-2, atol=2e-2
             )
-
-
-def test_the_kernel(device):
-    if device.type == "cuda":
-        compare_kernel(torch.bfloat16, device)
-        compare_kernel(torch.float16, device)
-        return
-    run_interpreted(__name__)
-
-
-if __name__ == "__main__":
-    compare_kernel(torch.float32, torch.device("cpu"))  # the interpreter has no bfloat16

@@ -1,4 +1,4 @@
-"""Norm and gate as one kernel each, against transformers' own; where there is no GPU, the kernels are interpreted."""
+"""Norm and gate as one kernel each, against transformers' own; `test_kernels.py` runs the kernels."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch import nn
 from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tests.support.interpreter import run_interpreted
 from vlprune.cuda_graphs.fused_linear import FusedLinear
 from vlprune.cuda_graphs.fused_modules import FusedModules
 from vlprune.cuda_graphs.fused_norm_mlp import FusedMLP, FusedNorm, can_fuse_mlp, can_fuse_norm, gated_silu, rms_norm
@@ -14,7 +13,7 @@ from vlprune.cuda_graphs.fused_norm_mlp import FusedMLP, FusedNorm, can_fuse_mlp
 SHAPES = [(1, 1, 8), (2, 3, 100), (1, 5, 4096), (1, 2, 3584), (2, 2, 3, 128)]
 
 
-def compared(dtype, device):
+def compare_kernels(dtype, device):
     """The kernels round where transformers rounds, so that in 16 bits nearly all values are the same."""
     from vlprune.cuda_graphs.kernels import launch_gated_silu, launch_rms_norm
 
@@ -35,14 +34,6 @@ def compared(dtype, device):
             torch.testing.assert_close(found, expected, rtol=1e-5 if dtype == torch.float32 else 1.6e-2, atol=1e-6)
             if dtype != torch.float32:
                 assert (found == expected).float().mean() > 0.98
-
-
-def test_the_kernels(device):
-    if device.type == "cuda":
-        compared(torch.bfloat16, device)
-        compared(torch.float16, device)
-        return
-    run_interpreted(__name__)
 
 
 @pytest.mark.parametrize("kind", [(LlamaModel, LlamaConfig), (Qwen2Model, Qwen2Config)], ids=["llama", "qwen2"])
@@ -91,7 +82,3 @@ def test_the_definitions():
     assert torch.equal(rms_norm(x, norm.weight, norm.variance_epsilon), norm(x))
     with torch.no_grad():
         torch.testing.assert_close(mlp.down_proj(gated_silu(FusedLinear([mlp.gate_proj, mlp.up_proj])(x))), mlp(x))
-
-
-if __name__ == "__main__":
-    compared(torch.float32, torch.device("cpu"))  # the interpreter has no bfloat16

@@ -1,4 +1,4 @@
-"""Qwen-VL's vision towers in fewer kernels, against transformers' own; without a GPU the kernel is interpreted."""
+"""Qwen-VL's vision towers in fewer kernels, against transformers' own; `test_kernels.py` runs the kernel itself."""
 
 import copy
 
@@ -9,7 +9,6 @@ from torch import nn
 from tests.cuda_graphs.test_fused_encoder import assert_close
 from tests.cuda_graphs.test_graphed_towers import QWENS, patches_of
 from tests.support.families import made as made_model
-from tests.support.interpreter import run_interpreted
 from tests.support.tape import capture_on_tape
 from vlprune.cuda_graphs import vision_tower
 from vlprune.cuda_graphs.capture import Capturing
@@ -193,15 +192,3 @@ def compare_kernel(dtype, device):
         torch.testing.assert_close(found, expected, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=1e-6)
         if dtype != torch.float32:
             assert (found == expected).float().mean() > 0.99
-
-
-def test_the_kernel(device):
-    if device.type == "cuda":
-        compare_kernel(torch.bfloat16, device)
-        compare_kernel(torch.float16, device)
-        return
-    run_interpreted(__name__)
-
-
-if __name__ == "__main__":
-    compare_kernel(torch.float32, torch.device("cpu"))  # the interpreter has no bfloat16

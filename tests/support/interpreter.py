@@ -2,23 +2,11 @@
 
 import ctypes
 import dataclasses
-import os
 import random
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
-
-
-def run_interpreted(module):
-    """Run a test module as a program in which Triton interprets its kernels: that is decided when it is imported."""
-    pytest.importorskip("triton")
-    surroundings = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-m", module], env=surroundings, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
 
 
 def look_once():
@@ -26,14 +14,9 @@ def look_once():
     from triton import language
     from triton.runtime import interpreter
 
-    patch, kept = interpreter._patch_lang, []
-
-    def patch_once(function):
-        if not kept:
-            kept.append(patch(SimpleNamespace(__globals__={"all": language, "core": language.core})))
-        return SimpleNamespace(restore=lambda: None)
-
-    interpreter._patch_lang = patch_once
+    for package in (language, language.core):  # of which kernels use one, and Triton's own functions the other
+        interpreter._patch_lang(SimpleNamespace(__globals__={"language": package}))
+    interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
     numpy_type, types = interpreter._get_np_dtype, {}
 
     def known_type(one):
