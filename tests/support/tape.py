@@ -34,9 +34,14 @@ class Tape(TorchDispatchMode):
         def fresh(tensor):
             return now.get(id(tensor), tensor)
 
+        def given(one):  # an operation's arguments are numbers, tensors and lists of them: trees would take longer
+            if isinstance(one, Tensor):
+                return fresh(one)
+            return type(one)([given(part) for part in one]) if type(one) in (list, tuple) else one
+
         for func, args, kwargs, out in self.calls:
-            new = func(*tree_map_only(Tensor, fresh, args), **tree_map_only(Tensor, fresh, kwargs))
-            for old, value in zip(tree_leaves(out), tree_leaves(new)):
+            new = func(*map(given, args), **{name: given(one) for name, one in kwargs.items()})
+            for old, value in [(out, new)] if isinstance(out, Tensor) else zip(tree_leaves(out), tree_leaves(new)):
                 if isinstance(old, Tensor):
                     now[id(old)] = value
         return tree_map_only(Tensor, fresh, result)
