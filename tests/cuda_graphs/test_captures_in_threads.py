@@ -49,7 +49,7 @@ def test_each_model_answers_as_if_alone(processor, device):
 
     def answers(model):
         found = []
-        for _ in range(4):
+        for _ in range(4 if device.type == "cuda" else 2):
             clip = tiny.clip().to(device)
             with attach(model, Script(keep=9), processor=processor, dual_encoder=clip, cache_bytes=0):
                 found += [model.generate(**prompt, **GREEDY).tolist() for _ in range(3) for prompt in prompts]

@@ -52,9 +52,9 @@ class Forks:
             self._server.stdin.flush()
             code = int(self._server.stdout.readline())
             out, errors = (path.read_text() for path in said)
-        return SimpleNamespace(
-            returncode=code, stdout=out, stderr=errors, wait=lambda: code, communicate=lambda: (out, errors)
-        )
+        sys.stderr.write(errors)
+        ended = {"wait": lambda: code, "communicate": lambda: (out, errors), "kill": lambda: None}
+        return SimpleNamespace(returncode=code, stdout=out, stderr=errors, **ended)
 
     def run(self, words, **ignored):
         done = self.Popen(words)
