@@ -158,11 +158,11 @@ def _greedy(
     if DISTANCE:
         tie += tolerance
     if STOP:  # what the loop does not come to stays so
-        for later in range(0, k, BLOCK):
-            rank = later + lane
-            on = (rank < k) & (p == 0)
-            tl.store(order + b.to(tl.int64) * k + rank, tl.full([BLOCK], -1, tl.int64), mask=on)
-            tl.store(gains + b.to(tl.int64) * k + rank, tl.zeros([BLOCK], tl.float32), mask=on)
+        if p == 0:
+            for later in range(0, k, BLOCK):
+                rank = later + lane
+                tl.store(order + b.to(tl.int64) * k + rank, tl.full([BLOCK], -1, tl.int64), mask=rank < k)
+                tl.store(gains + b.to(tl.int64) * k + rank, tl.zeros([BLOCK], tl.float32), mask=rank < k)
         tl.debug_barrier()  # what the loop stores may be stored by other threads
     both = 0  # of the choices so far, those that survive
     ranks = k  # how many choices there are to be, which with STOP is known after m
