@@ -5,6 +5,9 @@ STAMP := .venv/.ready
 # pip's own wheel folders, if it has any, are given to uv too, which does not read pip's settings
 LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
+# Bytecode is kept, whatever this machine says: without it each process compiles torch and transformers anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-matrix test-integrations test-vllm test-lmms-eval test-studio lint bench clean
 
 demo: $(STAMP)  ## answer questions about a drawn scene from 64 of 576 visual tokens
@@ -54,7 +57,7 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q uv
-	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt -e ".[dev]"
+	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
 # .venv-NAME is for tests/integrations/NAME, whose pins differ from ours. torchaudio and torchcodec come as CUDA builds,
