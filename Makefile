@@ -54,10 +54,12 @@ bench: $(STAMP)  ## time selection and the pruned model on this machine
 clean:
 	rm -rf .venv .venv-*
 
+# The last line compiles what commands import, a quarter of all files, so that the first command does not wait for it.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q uv
 	UV_FIND_LINKS="$(LINKS)" $(BIN)/uv pip install --python $(BIN)/python -c constraints.txt -e ".[dev]"
+	$(BIN)/python -c "from vlprune import pocket; import matplotlib.pyplot; pocket.load()"
 	touch $(STAMP)
 
 # .venv-NAME is for tests/integrations/NAME, whose pins differ from ours. torchaudio and torchcodec come as CUDA builds,

@@ -193,9 +193,11 @@ def test_all_pythons_that_are_promised_are_tested():
 
 
 def test_make_compiles_at_install():
-    """So that the first command does not wait for it."""
-    (line,) = re.findall(r"^.*-e \"\.\[dev\]\".*$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
-    assert "--compile-bytecode" in line
+    """What commands import, so that the first does not wait for it; and it is kept, whatever the machine says."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^\$\(STAMP\): .*\n((?:\t.*\n)+)", makefile, re.M)
+    assert "pocket.load()" in recipe.partition('-e ".[dev]"')[2]
+    assert "unexport PYTHONDONTWRITEBYTECODE" in makefile.splitlines()
 
 
 def test_installing_is_described():
