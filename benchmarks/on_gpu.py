@@ -70,7 +70,8 @@ class Step:
 
     def begin(self) -> None:
         """Start the command."""
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **ENVIRONMENT.get(self.name, {})}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # a checkout, installed or not
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **ENVIRONMENT.get(self.name, {})}
         self._began, self.status = time.monotonic(), "running"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -189,13 +189,18 @@ class FamilyBed(Bed):
         return {name: value.to(ids.device) for name, value in given.items()}
 
 
-def make_beds(names: Iterable[str] | None, device: str) -> dict[str, Bed]:
-    """The beds of these names; without names all of them, 7b on a GPU only."""
+def family_cases() -> dict[str, Any]:
+    """The cases that the tests of families have, by name."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.support.families import CASES
 
-    cases, beds = {case.name: case for case in CASES}, {}
-    for name in names or [*(["7b"] if device != "cpu" else []), *METHODS, *cases]:
+    return {case.name: case for case in CASES}
+
+
+def make_beds(names: Iterable[str], device: str) -> dict[str, Bed]:
+    """The beds of these names."""
+    cases, beds = family_cases(), {}
+    for name in names:
         if name == "7b":
             beds[name] = PocketBed("script", device, large=True)
         elif name in METHODS:
@@ -224,9 +229,9 @@ def attach_all(beds: dict[str, Bed], given: Any, cache_bytes: int) -> list[Any]:
 # --- the run ---
 
 
-def fresh_results(beds: Iterable[str], given: Any) -> dict[str, dict[str, Any]]:
+def fresh_results(given: Any) -> dict[str, dict[str, Any]]:
     """What the same calls give in a process of their own, each once."""
-    words = [sys.executable, __file__, "--only", "--beds", *beds, "--device", given.device]
+    words = [sys.executable, __file__, "--only", "--beds", *given.beds, "--device", given.device]
     words += ["--distinct", str(given.distinct)] + ["--cuda-graphs"] * given.cuda_graphs + ["--plain"] * given.plain
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -249,6 +254,7 @@ def attributes(beds: dict[str, Bed]) -> dict[tuple[str, str], set[str]]:
 
 def soak(given: Any) -> int:
     """Run the calls; the number of results that differ, and of what is left on the models."""
+    expected = fresh_results(given)  # first: there may not be memory for two processes' models
     beds = make_beds(given.beds, given.device)
     with torch.no_grad():  # whatever transformers itself puts on a model at first use
         for bed in beds.values():
@@ -257,7 +263,6 @@ def soak(given: Any) -> int:
             if "video" in bed.kinds:
                 bed._video(random.Random(0))
     own, before = count_hooks(beds), attributes(beds)
-    expected = fresh_results(beds, given)
     pruners = attach_all(beds, given, cache_bytes=2**20)
     kinds: Counter[str] = Counter()
     memory: list[tuple[int, float]] = []
@@ -408,7 +413,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--distinct", type=int, default=60, help="different calls of each model")
-    parser.add_argument("--beds", nargs="+", help="methods of the pocket model, families, 7b; all of them if not given")
+    parser.add_argument("--beds", nargs="+", help="methods of the pocket model, families, and on a GPU 7b; else all")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cuda-graphs", action="store_true", help="on a CPU, tapes: one run's operations, done again")
     parser.add_argument("--plain", action="store_true", help="without pruners, as a control")
@@ -419,6 +424,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     warnings.filterwarnings("default", ".*could not be captured")  # graphs would not be what is tried any more
     torch.set_num_threads(1)
+    given.beds = given.beds or [*(["7b"] if given.device != "cpu" else []), *METHODS, *family_cases()]
     if given.only:
         beds = make_beds(given.beds, given.device)
         attach_all(beds, given, cache_bytes=0)

@@ -59,6 +59,10 @@ class CapturedGraph:
                     self._graph.capture_end()
             here.wait_stream(side)
 
+    def __deepcopy__(self, memo: object) -> "CapturedGraph":
+        """The graph itself: it reads and writes the memory that it was captured on, which nobody can move."""
+        return self
+
     def replay(self) -> Any:
         """Do it again, on the current stream; returns `result`."""
         with self._lock:  # another thread's replay must not come between

@@ -1,7 +1,11 @@
 """Several threads and streams: one capture and one replay at a time, and nobody else is disturbed."""
 
+import copy
+import itertools
 import threading
 import time
+import weakref
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -84,9 +88,14 @@ class Stream(nullcontext):
 def cuda(monkeypatch):
     """Functions of `torch.cuda` that note what is asked of them: a machine with one GPU, as far as captures go."""
     noted = SimpleNamespace(inside=[], most=[], stream=Stream(), states=[], generator=SimpleNamespace(state="own"))
+    noted.pools, handles = Counter(), itertools.count()
 
     class Graph:
         def capture_begin(self, pool, capture_error_mode):
+            if pool is not None and pool in noted.pools and noted.pools[pool] == 0:
+                raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")  # torch's words
+            noted.pools[pool] += 1
+            weakref.finalize(self, noted.pools.subtract, [pool])
             noted.inside.append(self)
             noted.most.append(len(noted.inside))
             noted.states.append(noted.generator.state)
@@ -103,7 +112,11 @@ def cuda(monkeypatch):
     generator.graphsafe_set_state = lambda state: setattr(generator, "state", state)
     generator.clone_state = lambda: "spare"
     fakes = {"device": lambda device: nullcontext(), "stream": lambda stream: stream, "Stream": Stream}
-    fakes |= {"current_stream": lambda device: noted.stream, "CUDAGraph": Graph, "graph_pool_handle": lambda: None}
+    fakes |= {
+        "current_stream": lambda device: noted.stream,
+        "CUDAGraph": Graph,
+        "graph_pool_handle": lambda: next(handles),
+    }
     fakes |= {"empty_cache": lambda: None, "default_generators": [generator]}
     for name, fake in {**fakes, "is_current_stream_capturing": lambda: False}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
@@ -118,6 +131,31 @@ def test_one_capture_at_a_time(cuda):
     with ThreadPoolExecutor(len(captures)) as pool:
         list(pool.map(lambda capture: [capture(lambda: 1) for _ in range(3)], captures))
     assert cuda.most == [1] * 12
+
+
+def test_memory_whose_graphs_are_gone(cuda):
+    """Graphs share a pool, which torch refuses once the last of them is gone: weights that move end all of them."""
+    capture = CudaGraphCapture(torch.device("cuda"))
+    graphs = [capture(lambda number=number: number) for number in range(3)]
+    assert list(cuda.pools.values()) == [3]
+    del graphs[1]
+    graphs.append(capture(lambda: 3))
+    assert list(cuda.pools.values()) == [3]
+    graphs.clear()
+    graphs += [capture(lambda number=number: number) for number in range(2)]
+    assert list(cuda.pools.values()) == [0, 2]
+    assert [graph() for graph in graphs] == [0, 1]
+
+
+def test_copies(cuda):
+    """A model is copied with its graphs: theirs stay what they are, and what the copy captures has its own memory."""
+    capture = CudaGraphCapture(torch.device("cuda"))
+    graph = capture(lambda: 5)
+    assert copy.deepcopy(graph)() == 5
+    copied = copy.deepcopy(capture)
+    mine, its = capture(lambda: 6), copied(lambda: 7)
+    assert (mine(), its()) == (6, 7)
+    assert list(cuda.pools.values()) == [2, 1]
 
 
 def test_replays_follow_each_other_on_any_streams(cuda):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -24,6 +25,11 @@ class CudaGraphCapture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: weakref.WeakSet[CapturedGraph] = weakref.WeakSet()
+
+    def __deepcopy__(self, memo: object) -> CudaGraphCapture:
+        """Another one: a model's copy runs beside the model, so its graphs need memory of their own."""
+        return CudaGraphCapture(self._device)
 
     def __call__(self, function: Callable[[], Any]) -> Callable[[], Any]:
         with capture_lock, torch.cuda.device(self._device):
@@ -31,7 +37,12 @@ class CudaGraphCapture:
                 function()
             torch.cuda.current_stream(self._device).synchronize()  # to wait for the device would spoil others' captures
             torch.cuda.empty_cache()  # a capture that is short of memory could not free any
-            return CapturedGraph(function, self._device, self._pool).replay
+            in_use = list(self._graphs)  # held while the next one is captured: torch refuses a pool whose last is gone
+            if not in_use:
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = CapturedGraph(function, self._device, self._pool)
+            self._graphs.add(graph)
+            return graph.replay
 
 
 class SideStream:
