@@ -265,7 +265,7 @@ def test_figures_are_those_of_the_tables():
     for i, (name, title) in enumerate({"script": "Script", "script_plus": "ScriptPlus"}.items()):
         scored = row_of("results.md", "method", f"**`{name}`**")
         assert scored[3].startswith(f"{right[i][0]} [")
-        assert f"`{name}` {right[i][1]} [" in (ROOT / "docs/results.md").read_text(encoding="utf-8")
+        assert f"`{name}` {right[i][1]} " in (ROOT / "docs/results.md").read_text(encoding="utf-8")
         next_7b = "LLaVA-NeXT-7B, 2,880 → 320"
         first = [
             times(row_of("performance.md", f"{next_7b} | runs as", f"`{title}`", way)[-1])

@@ -64,7 +64,7 @@ def test_no_images_and_a_grid_that_does_not_fit():
 @pytest.mark.parametrize(("trust", "weight"), [(1.0, 1.0), (1.0, 0.25), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)])
 def test_script_plus_weighs_by_relevance_and_graph(trust, weight, source):
     """As far as the question asks about something small: here about one token, about three, and about nothing in
-    particular. By the LLM's embeddings the graph weighs by half, whatever is asked, and the power is 1."""
+    particular. By the LLM's embeddings neither power nor graph counts, whatever is asked."""
     tokens = tokens_of(3, 3, 36, d=64)
     tokens[1, 1:3] = tokens[1, :1]
     view = TokenView(tokens, (6, 6))
@@ -75,9 +75,9 @@ def test_script_plus_weighs_by_relevance_and_graph(trust, weight, source):
     assert focus[0] == 1
     assert 0 < focus[1] < 1
     assert focus[2] == 0
-    sharper, share = (0, 0.5) if source == "llm" else (focus, focus)
-    graph = 1 - trust * weight * share * (1 - graph_weights(tokens, grid=(6, 6)))
-    wanted = (trust * found.relevance + 1 - trust) ** (1 + sharper) * graph  # the power is 2
+    small = 0 if source == "llm" else focus
+    graph = 1 - trust * weight * small * (1 - graph_weights(tokens, grid=(6, 6)))
+    wanted = (trust * found.relevance + 1 - trust) ** (1 + small) * graph  # the power is 2
     assert torch.allclose(found.scores, wanted, rtol=1e-5)
 
 
@@ -88,6 +88,19 @@ def test_a_question_about_much_is_left_to_the_greedy():
     found = ScriptPlus(keep=9).select(view, query)
     assert relevance_focus(found.relevance) == 0
     assert torch.equal(found.kept, CDPruner(keep=9).select(view, query).kept)
+
+
+@pytest.mark.parametrize("keep", [4, 9])
+def test_by_the_llms_embeddings_it_is_cdpruner(keep):
+    """Also where a dual encoder's relevance, of the same values, tells that something small is asked about."""
+    tokens = tokens_of(3, 1, 36, d=64)
+    view, text = TokenView(tokens, (6, 6)), (tokens[:, 0] - tokens.mean(1))[:, None]
+    by_llm, by_clip = (Query(tokens, text, 1, source, ("?",)) for source in ("llm", "clip"))
+    usual, found = CDPruner(keep=keep).select(view, by_llm), ScriptPlus(keep=keep).select(view, by_llm)
+    assert relevance_focus(found.relevance) == 1
+    assert torch.equal(found.order, usual.order)
+    assert torch.equal(found.scores, usual.relevance)
+    assert not torch.equal(found.kept, ScriptPlus(keep=keep).select(view, by_clip).kept)
 
 
 def test_without_a_question_all_weigh_the_same():

@@ -71,11 +71,12 @@ def test_an_image_without_redundancy():
     assert torch.equal(found.scores, found.relevance ** (1 + relevance_focus(found.relevance)[:, None]))
 
 
-def test_for_every_question():
+@pytest.mark.parametrize("source", ["clip", "llm"])
+def test_for_every_question(source):
     """Also where it asks about something large; where it asks about little, it is the default."""
     view, query = view_and_query()
     assert torch.equal(Unfocused(9).select(view, query).scores, ScriptPlus(9).select(view, query).scores)
-    large = Query(view.features, torch.ones(2, 1, 64), 1, "clip", ("?",) * 2)
+    large = Query(view.features, torch.ones(2, 1, 64), 1, source, ("?",) * 2)
     assert (relevance_focus(ScriptPlus().relevance_scores(view, large)) == 0).all()
     found = Unfocused(9, power=1.25).select(view, large)
     wanted = found.relevance**1.25 * graph_weights(view.features, grid=(6, 6))

@@ -121,12 +121,11 @@ def focus(relevant):
 def script_plus(tokens, image, question, sign, m, grid, source, power=2.0):
     """Where the question asks about something small, relevance to the power, times what the graph leaves of it.
 
-    By the LLM's embeddings, relevance as it is, times half of what the graph leaves, for every question."""
+    By the LLM's embeddings, relevance as it is, for every question."""
     relevant = relevance(image, question, sign)
     small = 0 if source == "llm" else focus(relevant)
     asked = [value ** (1 + (power - 1) * small) for value in relevant]
-    share = 0.5 if source == "llm" else small
-    graph = [1 - share * (1 - weight) for weight in graph_weights(tokens, grid)]
+    graph = [1 - small * (1 - weight) for weight in graph_weights(tokens, grid)]
     return greedy_map(tokens, [a * g for a, g in zip(asked, graph)], m)
 
 

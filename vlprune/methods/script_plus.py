@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from vlprune.budget import Budget
@@ -29,10 +28,9 @@ class ScriptPlus(Script):
     small (`vlprune.selection.relevance_focus`), relevance weighs to the `power`, from 1, as in the paper, towards the
     most relevant tokens only; and what the graph finds redundant weighs less, as far as `graph_weight` says: from 0,
     where the graph has no say, to 1 (`vlprune.selection.graph_weights`). Elsewhere relevance weighs as it is, which is
-    CDPruner. Relevance by the LLM's embeddings does not tell what is small: there it weighs as it is for every
-    question, and the graph by half. `trust` says how far all of it counts: 1, 0 (as without a question), or between;
-    "image" takes it from each image's own map of relevance (`vlprune.selection.relevance_evidence`). Without a question
-    every token weighs the same.
+    CDPruner; so it does for every question where it is by the LLM's embeddings, which do not tell what is small.
+    `trust` says how far all of it counts: 1, 0 (as without a question), or between; "image" takes it from each image's
+    own map of relevance (`vlprune.selection.relevance_evidence`). Without a question every token weighs the same.
     With `Budget(adaptive=..., mean=...)` an image that is soon told keeps fewer tokens than a crowded one. `tau` may be
     "otsu" or "quantile": each image's own threshold.
 
@@ -91,23 +89,21 @@ class ScriptPlus(Script):
             trust = evidence_trust(relevance_evidence(relevance, view.features, grid=view.grid))
         else:
             trust = self.trust
-        sharper, graph = self.shares(relevance, source)
-        asked = trusted_relevance(relevance, trust) ** (1.0 + (self.power - 1.0) * sharper[:, None])
+        asked, focus = trusted_relevance(relevance, trust), self.focus(relevance, source)
+        if focus is None:
+            return asked
+        asked = asked ** (1.0 + (self.power - 1.0) * focus[:, None])
         if self.graph_weight == 0.0:
             return asked
-        share = self.graph_weight * trust * graph
+        share = self.graph_weight * trust * focus
         return asked * trusted_relevance(self.graph_weights(view), share)  # 1 where the graph has no say
 
-    def shares(self, relevance: Tensor, source: str) -> tuple[Tensor, Tensor]:
-        """(B,) how far the power counts and how far the graph, by each image's relevance (B, n) and its source.
+    def focus(self, relevance: Tensor, source: str) -> Tensor | None:
+        """(B,) how far power and graph count, by each image's relevance (B, n); None if not at all.
 
         Maps of the LLM's embeddings are broad whatever is asked: they do not tell whether that is something small.
         """
-        if source == "llm":
-            first = relevance[:, 0]
-            return torch.zeros_like(first), torch.full_like(first, 0.5)
-        focus = relevance_focus(relevance)
-        return focus, focus
+        return None if source == "llm" else relevance_focus(relevance)
 
     def graph_weights(self, view: TokenView) -> Tensor:
         """(B, n) what redundancy leaves of each token's weight."""

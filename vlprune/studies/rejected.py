@@ -74,9 +74,8 @@ class Unfocused(ScriptPlus):
 
     name: ClassVar[str] = "unfocused"
 
-    def shares(self, relevance: Tensor, source: str) -> tuple[Tensor, Tensor]:
-        fully = torch.ones_like(relevance[:, 0])
-        return fully, fully
+    def focus(self, relevance: Tensor, source: str) -> Tensor:
+        return torch.ones_like(relevance[:, 0])
 
 
 @dataclass(frozen=True)
