@@ -1,5 +1,6 @@
 """Tiny models of the real classes, built here with fixed seeds: nothing is downloaded."""
 
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Long files first: two processes share the files, and neither is to wait for the other in the end."""
     order = {config.rootpath / name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is there now stays until the end: looking through it for garbage, again and again, takes seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
