@@ -6,14 +6,16 @@ import torch
 import triton
 import triton.language as tl
 
+from vlprune.selection.fused.greedy import WORDS
 from vlprune.selection.fused.words import exchange
 
 
 @triton.jit
-def _exchange_loop(slots, steps, P, LANES: tl.constexpr):
-    value = tl.zeros([LANES], tl.float32)
+def _exchange_loop(slots, steps, P, WORDS: tl.constexpr, LANES: tl.constexpr):
+    lane = tl.arange(0, 128)
     for t in range(steps):
-        exchange(slots + (t % 2) * 3 * P, tl.program_id(0), value, 0.0 * t, 0 * t, 0.0 * t, t + 1, P, LANES)
+        step = slots + (t % 2) * WORDS * P
+        exchange(step, tl.program_id(0), lane.to(tl.float32), lane < 0, t + 1, P, WORDS, LANES)
 
 
 def exchange_ms(P: int, warps: int = 4, steps: int = 500) -> float:
@@ -21,12 +23,12 @@ def exchange_ms(P: int, warps: int = 4, steps: int = 500) -> float:
     if P == 1:
         return 0.0
     times = []
+    lanes = max(triton.next_power_of_2(WORDS * P), 32 * warps)
     for _ in range(7):
-        slots = torch.zeros(6 * P, dtype=torch.int64, device="cuda")
+        slots = torch.zeros(2 * WORDS * P, dtype=torch.int64, device="cuda")
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        lanes = max(triton.next_power_of_2(P), 32 * warps)
         start.record()
-        _exchange_loop[(P,)](slots, steps, P, LANES=lanes, num_warps=warps, launch_cooperative_grid=True)
+        _exchange_loop[(P,)](slots, steps, P, WORDS=WORDS, LANES=lanes, num_warps=warps, launch_cooperative_grid=True)
         end.record()
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))

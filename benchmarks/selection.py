@@ -10,7 +10,7 @@ for each of these k that the graph does not keep.
 On a GPU features are bfloat16, and the table has the torch functions (`use_fused(False)`) beside the fused kernels, the
 memory a call takes beyond its inputs, and the floor: the features read and the kernel matrix written once, or its
 products if they take longer, at the rates measured in the same run, plus one exchange between programs whenever rows of
-the kernel are made, which is once in sixteen ranks at the least.
+the kernel are made, which is once in as many ranks as rows are made at once, at the least.
 
 `--growth PATH.json` times selection against n and against k instead, fits exponents, and draws PATH.png where there is
 matplotlib; `--plot PATH.json` draws from an earlier run. docs/selection-growth.png is such a picture.
@@ -118,13 +118,13 @@ def floor_ms(batch: int, n: int, d: int, ranks: int, rates: tuple[float, float])
     """Milliseconds that a selection takes at least, at the measured rates."""
     from exchange_latency import exchange_ms
 
-    from vlprune.selection.fused.greedy import ROWS_AHEAD, shares
+    from vlprune.selection.fused.greedy import rows_ahead, shares
 
     moved = 2 * batch * n * d + 4 * batch * n * n
     passes = max(moved / rates[0], batch * n * n * d / rates[1])  # half of 2n²d: the matrix is symmetric
     _, share = shares(batch, n, torch.device("cuda", torch.cuda.current_device()))
     P = math.ceil(n / share)
-    return 1000 * passes + math.ceil(ranks / ROWS_AHEAD) * exchange_ms(P, warps=1 if P <= 64 else 4)
+    return 1000 * passes + math.ceil(ranks / rows_ahead(n, share)) * exchange_ms(P, warps=4 if n <= 4096 else 8)
 
 
 def measure_table(device: str, repeats: int) -> list[dict]:

@@ -501,3 +501,20 @@ def test_however_many_programs_share_an_image(n, k, shares, stops, made):
                     load @ load
             results.append(greedy(k, **source, share=share, jitter=jitter)[0])
         assert torch.equal(torch.cat(results), want.expand(RUNS, -1)), (share, jitter)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("programs", [131, 47, 20] if GPU else [4, 1])
+def test_rows_are_kept_while_they_serve(exact, programs, monkeypatch):
+    """Late steps, for which rows take longer to make than to ask for: many rows at once, and kept over exchanges."""
+    n, d, k = (6000, 1024, 700) if GPU else (40, 48, 30)
+    monkeypatch.setattr("vlprune.selection.fused.greedy.PATIENT", 64 if GPU else 4)
+    x, q = image(n, 1, n, d)
+    with use_fused(False):
+        kernel = selection.query_kernel(x, selection.relevance_scores(x, q))
+    order, gains, _ = shared_greedy(k, programs, kernel, exact=exact)
+    assert_greedy(order, kernel, gains=gains)
+    for run in range(RUNS if GPU else 0):
+        again = shared_greedy(k, programs, kernel, exact=exact, jitter=run % 2 == 1)
+        assert torch.equal(again[0], order)
+        assert torch.equal(again[1], gains)

@@ -1,7 +1,8 @@
 """The fused kernels: where they are used, and that they choose what the torch functions choose.
 
-The cases are in `fused_cases.py`. On a GPU they run as they are. Without one they run in Triton's interpreter, on small
-shapes, in a process of their own: the interpreter has to be switched on before Triton is first imported.
+The cases are in `fused_cases.py` and `ahead_cases.py`. On a GPU they run as they are. Without one they run in Triton's
+interpreter, on small shapes, in a process of their own: the interpreter has to be switched on before Triton is first
+imported.
 """
 
 import importlib.util
@@ -17,7 +18,7 @@ import torch
 from tests.support.versions import needs_interpreter
 from vlprune.selection import dispatch, select_script, use_fused
 
-CASES = Path(__file__).with_name("fused_cases.py")
+CASES = [Path(__file__).with_name(name) for name in ("fused_cases.py", "ahead_cases.py")]
 
 
 @needs_interpreter
@@ -26,8 +27,8 @@ def test_fused_kernels():
     surroundings = {name: value for name, value in os.environ.items() if name != "VLPRUNE_FUSED"}
     if not torch.cuda.is_available():
         surroundings |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CASES)]
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, cwd=CASES.parents[2])
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, CASES)]
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, cwd=CASES[0].parents[2])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 

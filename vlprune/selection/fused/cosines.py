@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..numerics import TIE
-from .launch import blocks, launch
+from .launch import blocks, is_roomy, launch
 
 NONE, SIDES, FULL, NEAREST = (tl.constexpr(v) for v in range(4))  # what a tile is summed up for
 SAFE = tl.constexpr(2.0**40)  # lengths within 1/SAFE and SAFE: products of features neither overflow nor vanish
@@ -210,15 +210,7 @@ def gram(
 
 def tile(B: int, rows: int, device: torch.device) -> int:
     """The side of a tile: small while large ones would not fill the device, or do not fit its shared memory."""
-    return 128 if B * blocks(rows, 128) ** 2 >= 256 and _roomy(device) else 64
-
-
-@cache
-def _roomy(device: torch.device) -> bool:
-    """Whether a program can have 160 KiB of shared memory, as on A100 and H100; desktop GPUs have 99."""
-    if device.type != "cuda":
-        return False
-    return torch.cuda.get_device_capability(device) in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0))
+    return 128 if B * blocks(rows, 128) ** 2 >= 256 and is_roomy(device) else 64
 
 
 def random_sides(n: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,17 +1,17 @@
 """The greedy as one launch: all steps of all images, whether by determinant (Script) or by distance (DivPrune).
 
-An image's tokens are shared out to P programs, each of which keeps the state of its own in registers. In each step
-every program publishes its best token in two words, reads all words, and so knows the choice. The launch is cooperative
-and has at most one program a multiprocessor: either all of them run at once or the launch fails, so that none waits for
-one that cannot start.
+An image's tokens are shared out to P programs, each of which keeps the state of its own in registers. The launch is
+cooperative and has at most one program a multiprocessor: either all of them run at once or the launch fails, so that
+none waits for one that cannot start.
 
-A step by itself reads all of u, to which it adds one column, and a row of the kernel. So rows are made ahead: when a
-token is chosen whose row is not there, the rows of the tokens that look best are made in one pass over u (and over the
-features, if there is no kernel matrix), and brought up to date as others are chosen. Most choices then find their row
-in registers. Before programs read each other's u there is a barrier, which releases and acquires at GPU scope.
+A step by itself would read all of u, to which it adds one column, and a row of the kernel. So steps go in panels:
 
-Nor does every step need words. Values only fall. So if the best of the tokens ahead, whose values every program knows,
-is above all that any other token had when words were last exchanged, it is the choice, and no program has to ask.
+- Every program publishes its best tokens in a few words and reads all words. Each then knows the choice, and the tokens
+  that look best next. What programs wrote before an exchange, all can read after it.
+- The rows of these tokens are made in one pass over u (and over the features, if there is no kernel matrix).
+- Values only fall. So as long as the best of the tokens ahead, whose values every program knows, is above all that any
+  other token had at the exchange, it is the choice: no word is needed, and its row is there.
+- When that is no longer so, u gets a column for each choice, and the next panel begins.
 
 How many choices fusion by rule "supplement" needs is known after m: as many more as the graph does not keep of these.
 Every program knows every choice, so that all of an image count alike, and stop at the same one.
@@ -25,10 +25,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..numerics import TIE
-from .launch import blocks, launch, power
-from .words import barrier, choice, delay, exchange, first_reaching, largest, unpack
+from .ahead import halves, look_ahead, rows
+from .launch import blocks, is_roomy, launch, power
+from .words import delay, exchange, first_reaching, largest, read_words
 
-ROWS_AHEAD = 16  #: what a tensor core takes
+WORDS = 4  #: a program's, of which all but one name a token
+PATIENT = 512  #: steps after which rows that are not slow to make are kept too as long as they serve
 
 
 @triton.jit
@@ -43,94 +45,13 @@ def _start(kernel, table, base, size, i, mine, n, ROWS: tl.constexpr, DISTANCE: 
     return tl.where(tl.abs(value) < float("inf"), value, 0.0)
 
 
-@triton.jit
-def _likely(scores, tokens, j, Q: tl.constexpr):
-    """Token j and those of the Q − 1 best scores, −1 where there are not so many."""
-    place = tl.arange(0, Q)
-    ahead = tl.where(place == 0, j, -1)
-    for q in range(1, Q):
-        scores = tl.where(tokens == j, float("-inf"), scores)
-        best = largest(scores)
-        j = tl.min(tl.where(scores == best, tokens, 0x3FFFFFFF), 0)
-        ahead = tl.where(place == q, tl.where(best > float("-inf"), j, -1), ahead)
-    return ahead
-
-
-@triton.jit
-def _values_of(ahead, tokens, values):
-    """The values of the tokens ahead, −inf for one that is not among the tokens."""
-    of_token = tl.where(tokens[None, :] == ahead[:, None], values[None, :], float("-inf"))
-    return tl.max(of_token, 1)
-
-
-@triton.jit
-def _outside(scores, others, tokens, ahead):
-    """The largest value of a token that is not ahead: a program's best, or its next (`others`) if that is."""
-    is_ahead = tl.max((tokens[None, :] == ahead[:, None]).to(tl.int32), 0)
-    return largest(tl.where(is_ahead > 0, others, scores))
-
-
-@triton.jit
-def _rows(
-    kernel, x, table, u, base, size, ahead, i, mine, t, n, d, depth, one, DISTANCE: tl.constexpr, ROWS: tl.constexpr,
-    EXACT: tl.constexpr, BLOCK: tl.constexpr, Q: tl.constexpr, CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """What is left of the kernel after t steps, at rows `ahead` and this program's tokens i, and among `ahead`.
-
-    EXACT: steps are subtracted one by one in float32, as `_greedy` goes on to do, so that a row is the same to the last
-    bit whenever it is made. Else by tensor cores. Those truncate as they accumulate, so every product starts from zero
-    and is added in plain float32; `one` is 1 and keeps the compiler from folding the sum back in.
-    """
-    precision: tl.constexpr = "ieee" if EXACT else "tf32x3"
-    a = tl.minimum(tl.maximum(ahead, 0), n - 1)
-    here = tl.where(mine, i, 0)
-    if ROWS:
-        inv_a, inv_i = tl.load(table + base + a), tl.load(table + base + here)
-        cos = tl.zeros([BLOCK, Q], tl.float32)
-        among = tl.zeros([Q, Q], tl.float32)
-        for first in range(0, d, CHANNELS):
-            c = first + tl.arange(0, CHANNELS)
-            on = (c < d)[None, :]
-            xi = tl.load(x + (base + here)[:, None] * d + c[None, :], mask=mine[:, None] & on, other=0.0).to(tl.float32)
-            xa = tl.load(x + (base + a)[:, None] * d + c[None, :], mask=on, other=0.0).to(tl.float32) * inv_a[:, None]
-            cos += tl.dot(xi * inv_i[:, None], tl.trans(xa), input_precision=precision) * one
-            among += tl.dot(xa, tl.trans(xa), input_precision=precision) * one
-        left = tl.trans(tl.where(tl.abs(cos) <= 2.0, cos, 0.0))  # NaN too
-        among = tl.where(tl.abs(among) <= 2.0, among, 0.0)
-        if not DISTANCE:
-            wa, wi = tl.load(table + size + base + a), tl.load(table + size + base + here)
-            left *= wa[:, None] * wi[None, :]
-            among *= wa[:, None] * wa[None, :]
-    else:
-        left = tl.load(kernel + (base + a)[:, None] * n + here[None, :])
-        left = tl.where(tl.abs(left) < float("inf"), left, 0.0)
-        among = tl.load(kernel + (base + a)[:, None] * n + a[None, :])
-        among = tl.where(tl.abs(among) < float("inf"), among, 0.0)
-    if not DISTANCE:
-        gone = tl.zeros([BLOCK, Q], tl.float32)
-        step = tl.arange(0, CHUNK)[None, :]
-        of_a, of_i = u + (base + a)[:, None] * depth + step, u + (base + here)[:, None] * depth + step
-        for first in range(0, t, CHUNK):
-            ua = tl.load(of_a + first, mask=first + step < t, other=0.0)  # others may have gone on to step t
-            ui = tl.load(of_i + first)  # its own are 0 from t on; a mask would make four loads of one
-            if EXACT:
-                left = tl.dot(-ua, tl.trans(ui), left, input_precision="ieee")
-                among = tl.dot(-ua, tl.trans(ua), among, input_precision="ieee")
-            else:
-                gone += tl.dot(ui, tl.trans(ua), input_precision="tf32x3") * one
-                among -= tl.dot(ua, tl.trans(ua), input_precision="tf32x3") * one
-        if not EXACT:
-            left -= tl.trans(gone)
-    return left, among
-
-
 @triton.jit(do_not_specialize=["n", "k", "m", "c", "share", "P"])  # or there would be more to compile
 def _greedy(
-    kernel, x, table, nearest, inside, survives, at, u, slots, order, gains, place,
-    n, d, k, m, c, share, P, depth, eps, tolerance, one,
+    kernel, x, table, nearest, inside, survives, at, u, slots, lists, order, gains, place,
+    n, d, k, m, c, share, P, depth, half, eps, tolerance, one,
     DISTANCE: tl.constexpr, ROWS: tl.constexpr, POOL: tl.constexpr, STOP: tl.constexpr, LIST: tl.constexpr,
-    SHARED: tl.constexpr, EXACT: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, Q: tl.constexpr,
-    CHUNK: tl.constexpr, CHANNELS: tl.constexpr, JITTER: tl.constexpr,
+    SHARED: tl.constexpr, EXACT: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    Q: tl.constexpr, CHUNK: tl.constexpr, CHANNELS: tl.constexpr, PATIENT: tl.constexpr, JITTER: tl.constexpr,
 ):  # fmt: skip
     """k choices of one image, by program p of P; with STOP m, and one more for each of these that does not survive."""
     p, b = tl.program_id(0), tl.program_id(1)
@@ -151,9 +72,12 @@ def _greedy(
     ahead_v2 = tl.full([Q], float("-inf"), tl.float32)
     left = tl.zeros([Q, BLOCK], tl.float32)
     among = tl.zeros([Q, Q], tl.float32)
-    outside = float("inf")  # no token that is not ahead has more
+    is_ahead = lane < 0
+    outside = float("-inf")  # no token that is not ahead has more
     exchanges = 0
+    was_spent = p < 0
     scale = 0.0
+    unit = 0.0
     tie = 0.0
     if DISTANCE:
         tie += tolerance
@@ -164,114 +88,123 @@ def _greedy(
                 tl.store(order + b.to(tl.int64) * k + rank, tl.full([BLOCK], -1, tl.int64), mask=rank < k)
                 tl.store(gains + b.to(tl.int64) * k + rank, tl.zeros([BLOCK], tl.float32), mask=rank < k)
         tl.debug_barrier()  # what the loop stores may be stored by other threads
+    names = tl.full([Q], -1, tl.int64)
+    survive = tl.zeros([Q], tl.int32)
     both = 0  # of the choices so far, those that survive
     ranks = k  # how many choices there are to be, which with STOP is known after m
     t = 0
     while t < ranks:
-        fresh = (t == 0) | (t == c)  # v² only falls, so the first of a phase is the largest
-        spent = t < 0
-        best = largest(ahead_v2)
-        sure = (best - tie > outside) & (fresh == 0)
-        if not DISTANCE:
-            sure = sure & (best > (tolerance + 8 * eps) * scale)
-        if sure:
-            j = tl.min(tl.where(ahead_v2 >= best - tie, ahead, 0x3FFFFFFF), 0)
-            own = largest(tl.where(ahead == j, ahead_v2, float("-inf")))
+        was_first = t == 0
+        fresh = was_first | (t == c)  # v² only falls, so the first of a phase is the largest
+        value = v2
+        if POOL:
+            value = tl.where(pool | (t >= c), v2, float("-inf"))
+        step = slots + ((exchanges % 2) * images + b) * 3 * WORDS * P
+        exchanges += 1
+        if SHARED:
+            if JITTER:
+                delay(t, p)
+            words = exchange(step, p, value, is_ahead, exchanges, P, WORDS, LANES)
+            scores, tokens, marked, rest = read_words(words, share, P, WORDS, LANES)
         else:
-            value = v2
-            if POOL:
-                value = tl.where(pool | (t >= c), v2, float("-inf"))
-            best = largest(value)
-            step = slots + ((exchanges % 2) * images + b) * 10 * P  # three exchanges of three words, and a barrier
-            exchanges += 1
-            if SHARED:
-                if JITTER:
-                    delay(t, p)
-                named, reached = first_reaching(value, best - tie, lane, value)
-                tops, values, others = exchange(step, p, value, best, named, reached, exchanges, P, LANES)
-                best = largest(unpack(tops))
-            if not DISTANCE:
-                if fresh:
-                    scale = tl.maximum(scale, best)
-                    tie = tolerance * scale
-                spent = best <= (tolerance + 8 * eps) * scale
-                if spent:  # go on by the diagonal
-                    value = tl.where(value == float("-inf"), value, start)
-                    best = largest(value)
-                    if SHARED:
-                        named, reached = first_reaching(value, best - tie, lane, value)
-                        tops, values, others = exchange(
-                            step + 3 * P, p, value, best, named, reached, exchanges, P, LANES
-                        )
-                        best = largest(unpack(tops))
-            if SHARED:
-                j, own, scores, tokens = choice(tops, values, best - tie, share, P, LANES)
-                if fresh | (own < best - tie):  # what that program named is a tie for it, but not for all
-                    again, reaching = first_reaching(value, best - tie, lane, value)
-                    if again < share:  # else it names its best as before
-                        named, reached = again, reaching
-                    tops, values, others = exchange(
-                        step + 6 * P, p, value, largest(value), named, reached, exchanges, P, LANES
-                    )
-                    j, own, scores, tokens = choice(tops, values, best - tie, share, P, LANES)
-                names_v2, next_v2 = unpack(values), unpack(others)
-            else:
-                scores, tokens = value, lane
-                names_v2, next_v2 = value, tl.full([BLOCK], float("-inf"), tl.float32)
-                j, own = first_reaching(value, best - tie, lane, value)
-            j = tl.minimum(j, n - 1)  # it always is, unless numbers are not finite
-            if (t + 1 < ranks) & (spent == 0):
-                if tl.max((ahead == j).to(tl.int32), 0) == 0:
-                    ahead = _likely(scores, tokens, j, Q)
-                    ahead_v2 = _values_of(ahead, tokens, names_v2)
-                    if SHARED:
-                        if JITTER:
-                            delay(t + 1, p)
-                        barrier(step + 9 * P, p, exchanges, P, LANES)
-                    else:
-                        tl.debug_barrier()  # u has been written by other threads
-                    left, among = _rows(
-                        kernel, x, table, u, base, size, ahead, i, mine, t, n, d, depth, one,
-                        DISTANCE, ROWS, EXACT, BLOCK, Q, CHUNK, CHANNELS,
-                    )  # fmt: skip
-                outside = _outside(scores, next_v2, tokens, ahead)
-        if STOP:
-            also = tl.load(survives + base + j).to(tl.int32)  # added below, by when it has come
-        if p == 0:
-            token = j.to(tl.int64)
+            tl.debug_barrier()  # u has been written by other threads
+            scores, tokens, marked, rest = value, lane, is_ahead, largest(tl.full([BLOCK], float("-inf"), tl.float32))
+        best = largest(scores)
+        spent = t < 0
+        if not DISTANCE:
+            if fresh:
+                scale = tl.maximum(scale, best)
+                tie = tolerance * scale
+                unit = 1.0 / tl.sqrt_rn(scale)
+            spent = best <= (tolerance + 8 * eps) * scale
+            if spent:  # go on by the diagonal
+                value = tl.where(value == float("-inf"), value, start)
+                if SHARED:
+                    words = exchange(step + WORDS * P, p, value, is_ahead, exchanges, P, WORDS, LANES)
+                    scores, tokens, marked, rest = read_words(words, share, P, WORDS, LANES)
+                else:
+                    scores = value
+                best = largest(scores)
+        j, own = first_reaching(scores, best - tie, tokens, scores)
+        if SHARED and rest >= best - tie:  # a program has more ties than it named
+            first, _ = first_reaching(value, best - tie, lane, value)
+            only = tl.where(lane == first, value, float("-inf"))
+            words = exchange(step + 2 * WORDS * P, p, only, is_ahead, exchanges, P, WORDS, LANES)
+            firsts, their_tokens, _, _ = read_words(words, share, P, WORDS, LANES)
+            j, own = first_reaching(firsts, best - tie, their_tokens, firsts)
+        j = tl.minimum(j, n - 1)  # it always is, unless numbers are not finite
+        kept = (t >= PATIENT) & (tl.max((ahead == j).to(tl.int32), 0) > 0) & (fresh == 0) & (spent == was_spent)
+        was_spent = spent
+        if kept:
+            outside = tl.maximum(rest, largest(tl.where(marked, float("-inf"), scores)))
+        else:
+            ahead, ahead_v2, outside = look_ahead(scores, tokens, rest, j, own, lists + (b * P + p) * Q, Q)
+            is_ahead = tl.max((tl.arange(0, BLOCK)[None, :] + p * share == ahead[:, None]).to(tl.int32), 0) > 0
+            names = ahead.to(tl.int64)
             if LIST:
-                token = tl.load(at + base + j)
-            tl.store(order + b.to(tl.int64) * k + t, token)
-            tl.store(gains + b.to(tl.int64) * k + t, tl.where(spent, 0.0, own))
-        chosen_at = tl.where(i == j, t, chosen_at)
-        if t + 1 < ranks:
-            free = v2 > float("-inf")  # of its own tokens, those not chosen before
-            e = tl.zeros([BLOCK], tl.float32)
-            if not spent:  # a spent token adds no direction; dividing by its v² would only magnify noise
-                its_row = (ahead == j)[:, None]
-                row = tl.sum(tl.where(its_row, left, 0.0), 0)
-                of_ahead = tl.sum(tl.where(its_row, among, 0.0), 0)
+                names = tl.load(at + base + names, mask=ahead >= 0, other=0)
+            if STOP:
+                survive = tl.load(survives + base + ahead, mask=ahead >= 0, other=0).to(tl.int32)
+            if (t + 1 < ranks) & (spent == 0):
+                left, among = rows(
+                    kernel, x, table, u, base, size, ahead, i, mine, t, n, d, depth, half, scale, one,
+                    DISTANCE, ROWS, EXACT, BLOCK, Q, CHUNK, CHANNELS,
+                )  # fmt: skip
+        came = tl.full([Q], -1, tl.int32)
+        gain = tl.zeros([Q], tl.float32)
+        sure = t >= 0
+        while sure:
+            is_j = ahead == j
+            own = largest(tl.where(is_j, ahead_v2, float("-inf")))
+            came = tl.where(is_j, t, came)
+            gain = tl.where(is_j, own, gain)
+            if spent == 0:  # a spent token adds no direction; dividing by its v² would only magnify noise
+                of_ahead = tl.sum(tl.where(is_j[:, None], among, 0.0), 0)
                 if DISTANCE:
-                    v2 = tl.where((t == 0) | (1.0 - row < v2), 1.0 - row, v2)
                     ahead_v2 = tl.where((t == 0) | (1.0 - of_ahead < ahead_v2), 1.0 - of_ahead, ahead_v2)
                     outside = tl.where(t == 0, float("inf"), outside)  # what it began with was no distance to a choice
                 else:
-                    root = tl.sqrt_rn(own + eps * scale)
-                    e = row / root
-                    of_ahead = of_ahead / root
-                    left -= of_ahead[:, None] * e[None, :]
+                    inverse = 1.0 / tl.sqrt_rn(own + eps * scale)
+                    e = tl.sum(tl.where(is_j[:, None], left, 0.0), 0) * inverse
+                    of_ahead = tl.where(ahead_v2 > float("-inf"), of_ahead * inverse, 0.0)
+                    left = tl.where(is_j[:, None], e[None, :], left - of_ahead[:, None] * e[None, :])
                     among -= of_ahead[:, None] * of_ahead[None, :]
                     v2 -= e * e
                     ahead_v2 -= of_ahead * of_ahead
+            ahead_v2 = tl.where(is_j | (ahead < 0), float("-inf"), ahead_v2)
+            t += 1
+            best = largest(ahead_v2)
+            sure = (t < ranks) & (t != c) & (best - tie > outside)
+            if STOP:
+                sure = sure & (t != m)
             if not DISTANCE:
-                tl.store(u + (base + i) * depth + t, e, mask=mine)
-            v2 = tl.where(free & (i != j), v2, float("-inf"))
-            ahead_v2 = tl.where((ahead == j) | (ahead < 0), float("-inf"), ahead_v2)
+                sure = sure & (spent | (best > (tolerance + 8 * eps) * scale))
+            j = tl.min(tl.where(ahead_v2 >= best - tie, ahead, 0x3FFFFFFF), 0)
         if STOP:
-            both += also
-            if t + 1 == m:
+            both += tl.sum(tl.where((came >= 0) & (came < m), survive, 0), 0)
+            if t == m:
                 ranks = tl.minimum(2 * m - both, k)
-        t += 1
+        if p == 0:
+            rank = b.to(tl.int64) * k + came
+            tl.store(order + rank, names, mask=came >= 0)
+            tl.store(gains + rank, tl.where(spent, 0.0, gain), mask=came >= 0)
+        chosen = tl.max(tl.where(i[None, :] == ahead[:, None], came[:, None], -1), 0)
+        chosen_at = tl.where(chosen >= 0, chosen, chosen_at)
+        free = (v2 > float("-inf")) & (chosen < 0)
+        if (t < ranks) & (spent == 0):
+            if DISTANCE:
+                nearer = 1.0 - tl.max(tl.where((came >= 0)[:, None], left, -2.0), 0)
+                v2 = tl.where((nearer < v2) | was_first, nearer, v2)
+            else:
+                steps = u + ((base + i) * depth)[:, None] + came[None, :]  # of a token, and so next to each other
+                on = mine[:, None] & (came >= 0)[None, :]
+                if EXACT:
+                    tl.store(steps, tl.trans(left), mask=on)
+                else:
+                    high, low = halves(tl.trans(left) * unit)
+                    tl.store(steps, high, mask=on)
+                    tl.store(steps + half, low, mask=on)
+        v2 = tl.where(free, v2, float("-inf"))
     tl.store(place + base + i, chosen_at, mask=mine)
 
 
@@ -303,20 +236,27 @@ def greedy(
     x, table = features if features is not None else (source, source)
     B, n = source.shape[:2]
     k = m if survives is None else min(2 * m, n)
+    exact = exact or (candidates is not None and candidates.shape[1] < k)  # then there are two scales
     images, share = shares(B, n, source.device) if share is None else (B, share)
-    P, size = blocks(n, share), max(16, power(share))
+    on_demand = kernel is None
+    P, size, ahead = blocks(n, share), max(16, power(share)), rows_ahead(n, share, exact, on_demand)
+    warps = 4 if size <= 64 and ahead == 16 else 8
     depth = blocks(k, 64) * 64
     device = source.device
     order = torch.empty(B, k, dtype=torch.int64, device=device)
     gains = torch.empty(B, k, dtype=torch.float32, device=device)
     place = torch.empty(B, n, dtype=torch.int32, device=device)
-    u = torch.zeros(images, n, depth, dtype=torch.float32, device=device) if nearest is None else order
+    half = images * n * depth
+    u = order
+    if nearest is None:
+        u = torch.zeros(half if exact else 2 * half, dtype=torch.float32 if exact else torch.float16, device=device)
+    lists = torch.empty(images * P * ahead, dtype=torch.int64, device=device)
     inside = place
     if candidates is not None:
         inside = torch.zeros(B, n, dtype=torch.int8, device=device).scatter_(1, candidates, 1)
-    # one warp needs no barrier of its own, but takes long to read the words of many programs
-    warps = 1 if size <= 32 and P <= 64 else 4 if size <= 128 else 8
-    stages = 3 if size <= 256 else 2 if size <= 512 else 1  # shared memory is 99 KiB on some
+    roomy = is_roomy(device)
+    chunk = 16 if exact or size > 256 else 64 if size <= (128 if roomy else 64) else 32
+    stages = 1 if size > 512 else 3 if size <= 128 and roomy else 2
     options = {"num_warps": warps, "num_stages": stages, "launch_cooperative_grid": P > 1}
     for start in range(0, B, images):
         count = min(images, B - start)
@@ -326,7 +266,7 @@ def greedy(
 
         if start and nearest is None:
             u.zero_()
-        slots = torch.zeros(20 * count * P, dtype=torch.int64, device=device) if P > 1 else order
+        slots = torch.zeros(6 * WORDS * count * P, dtype=torch.int64, device=device) if P > 1 else order
         launch(
             _greedy,
             (P, count),
@@ -340,24 +280,40 @@ def greedy(
                 place if at is None else cut(at),
                 u,
                 slots,
+                lists,
                 cut(order),
                 cut(gains),
                 cut(place),
             ),
-            (n, x.shape[2], k, m, 0 if candidates is None else candidates.shape[1], share, P, depth, eps, TIE, 1.0),
+            (
+                n,
+                x.shape[2],
+                k,
+                m,
+                0 if candidates is None else candidates.shape[1],
+                share,
+                P,
+                depth,
+                half,
+                eps,
+                TIE,
+                1.0,
+            ),
             options=options,
             DISTANCE=nearest is not None,
-            ROWS=kernel is None,
+            ROWS=on_demand,
             POOL=candidates is not None,
             STOP=survives is not None,
             LIST=at is not None,
             SHARED=P > 1,
             EXACT=exact,
-            LANES=max(power(P), 32 * warps),
+            WORDS=WORDS,
+            LANES=max(power(WORDS * P), 32 * warps),
             BLOCK=size,
-            Q=ROWS_AHEAD,
-            CHUNK=32 if 1 < warps < 8 and not exact else 16,
+            Q=ahead,
+            CHUNK=chunk,
             CHANNELS=max(16, min(64, 8192 // size)),
+            PATIENT=0 if exact or on_demand else PATIENT,
             JITTER=jitter,
         )
     return order, gains, place
@@ -374,6 +330,13 @@ def shares(B: int, n: int, device: torch.device) -> tuple[int, int]:
     resident = _multiprocessors(device)
     images = min(B, max(1, resident // blocks(n, 1024)))
     return images, max(16 if n <= 1024 else 32, blocks(n, resident // images))
+
+
+def rows_ahead(n: int, share: int, exact: bool = False, on_demand: bool = False) -> int:
+    """How many rows of n tokens are made at once: more where an image has many, unless each takes long to make."""
+    if exact or n <= 4096 or share > 256:
+        return 16
+    return 32 if on_demand or share > 128 else 64
 
 
 @cache

@@ -4,6 +4,7 @@ What Triton compiles depends on the arguments' types, on integers' values and on
 alike in all of them goes straight to the kernel compiled for the first such call.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,3 +45,11 @@ def blocks(n: int, size: int) -> int:
 def power(n: int) -> int:
     """The least power of 2 that is no less than n."""
     return 1 << (n - 1).bit_length()
+
+
+@cache
+def is_roomy(device: torch.device) -> bool:
+    """Whether a program can have 160 KiB of shared memory, as on A100 and H100; desktop GPUs have 99."""
+    if device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3), (11, 0))

@@ -1,6 +1,7 @@
-"""The words by which programs of one launch tell each other their best tokens, and the barrier between them.
+"""The words by which programs of one launch tell each other their best tokens, and wait for each other.
 
-Words lie in two alternating buffers. A program writes one again only after all have published the step in between,
+A word is a value, the lane of its token, a mark, and the number of the exchange, by which a reader knows that it is
+new. Words lie in two alternating buffers. A program writes one again only after all have published the step in between,
 which each does after it has read the buffer.
 """
 
@@ -9,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _pack(value, low):
+def pack(value, low):
     return (value.to(tl.int32, bitcast=True).to(tl.int64) << 32) | low.to(tl.int64)
 
 
@@ -19,11 +20,22 @@ def unpack(words):
 
 
 @triton.jit
-def largest(value):
-    """The largest of a block of floats, as integers of the same order: those a warp compares in one instruction."""
+def in_order(value):
+    """Floats as integers of the same order."""
     bits = value.to(tl.int32, bitcast=True)
-    best = tl.max(bits ^ ((bits >> 31) & 0x7FFFFFFF), 0)
-    return (best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _bits(ordered):
+    """What `in_order` came from, as bits."""
+    return ordered ^ ((ordered >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def largest(value):
+    """The largest of a block of floats, as integers: those a warp compares in one instruction."""
+    return _bits(tl.max(in_order(value), 0)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -33,38 +45,43 @@ def _read(slots):
     )
 
 
-@triton.jit
-def exchange(slots, p, value, top, named, reached, tag, P, LANES: tl.constexpr):
-    """Publish this program's largest value, the lane it would choose with its value, and the largest but for that;
-    return all programs'.
+MARK, LEAST = tl.constexpr(1 << 30), tl.constexpr(-(2**63))
 
-    LANES is no less than the threads, so that no word is read by two threads, which might see different ones.
+
+@triton.jit
+def _fence(value):
+    return tl.inline_asm_elementwise(
+        "fence.acq_rel.gpu; mov.b64 $0, $1;", "=l,l", [value], dtype=tl.int64, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def exchange(slots, p, value, marked, tag, P, WORDS: tl.constexpr, LANES: tl.constexpr):
+    """Publish this program's WORDS − 1 largest values with their lanes and marks, and the largest but for these.
+
+    Return all programs' words, WORDS by program. What any program stored before is visible to all after. LANES is no
+    less than the threads, so that no word is read by two threads, which might see different ones.
     """
     tag = tag & 0xFFFF
-    other = largest(tl.where(tl.arange(0, value.shape[0]) == named, float("-inf"), value))
-    tl.atomic_xchg(slots + p, _pack(top, named * 65536 + tag), sem="relaxed", scope="gpu")
-    tl.atomic_xchg(slots + P + p, _pack(reached, tag), sem="relaxed", scope="gpu")
-    tl.atomic_xchg(slots + 2 * P + p, _pack(other, tag), sem="relaxed", scope="gpu")
-    at = slots + tl.minimum(tl.arange(0, LANES), P - 1)
-    tops, values, others = _read(at), _read(at + P), _read(at + 2 * P)
-    while tl.max((((tops ^ tag) | (values ^ tag) | (others ^ tag)) & 0xFFFF).to(tl.int32), 0) > 0:
-        tops, values, others = _read(at), _read(at + P), _read(at + 2 * P)
-    return tops, values, others
-
-
-@triton.jit
-def barrier(slots, p, tag, P, LANES: tl.constexpr):
-    """What any program wrote before is visible to all after."""
+    lane, place = tl.arange(0, value.shape[0]), tl.arange(0, WORDS)
+    # ordered by value, then from the highest lane to the lowest
+    keys = (in_order(value).to(tl.int64) << 32) | ((0x3FFF - lane) * 2 + marked.to(tl.int32)).to(tl.int64)
+    own = tl.zeros([WORDS], tl.int64)
+    for q in tl.static_range(WORDS):
+        best = tl.max(keys, 0)
+        keys = tl.where(keys == best, LEAST, keys)
+        name = (0x3FFF - ((best >> 1) & 0x3FFF)) * 65536 + (best & 1) * MARK
+        own = tl.where(place == q, (_bits((best >> 32).to(tl.int32)).to(tl.int64) << 32) | name | tag, own)
     tl.debug_barrier()
-    tl.atomic_xchg(slots + p, tag.to(tl.int64), sem="release", scope="gpu")
-    at = slots + tl.minimum(tl.arange(0, LANES), P - 1)
+    own = _fence(own)
+    tl.atomic_xchg(slots + p * WORDS + place, own, sem="relaxed", scope="gpu")
+    at = slots + tl.minimum(tl.arange(0, LANES), P * WORDS - 1)
     words = _read(at)
-    while tl.min((words == tag).to(tl.int32), 0) == 0:
+    while tl.max(((words ^ tag) & 0xFFFF).to(tl.int32), 0) > 0:
         words = _read(at)
-    tl.inline_asm_elementwise(
-        "fence.acq_rel.gpu; mov.b64 $0, $1;", "=l,l", [words], dtype=tl.int64, is_pure=False, pack=1
-    )
+    words = _fence(words)
     tl.debug_barrier()
+    return words
 
 
 @triton.jit
@@ -75,13 +92,18 @@ def first_reaching(value, least, key, result):
 
 
 @triton.jit
-def choice(tops, values, least, share, P, LANES: tl.constexpr):
-    """The token named by the lowest program that reaches `least`, its value, and all programs' values and tokens."""
-    program = tl.minimum(tl.arange(0, LANES), P - 1)
-    scores, tokens = unpack(tops), program * share + ((tops >> 16) & 0xFFFF).to(tl.int32)
-    # shares are in order: the lowest program has the lowest token
-    j, own = first_reaching(scores, least, tokens, unpack(values))
-    return j, own, scores, tokens
+def read_words(words, share, P, WORDS: tl.constexpr, LANES: tl.constexpr):
+    """Of all programs' words: the values of those that name a token, their tokens and marks; the rest's largest value.
+
+    Words that are no program's, or name no token, have −inf.
+    """
+    place = tl.arange(0, LANES)
+    values = tl.where(place < P * WORDS, unpack(words), float("-inf"))
+    names = place % WORDS < WORDS - 1
+    tokens = place // WORDS * share + ((words >> 16) & 0x3FFF).to(tl.int32)
+    marked = (words & MARK) != 0
+    rest = largest(tl.where(names, float("-inf"), values))
+    return tl.where(names, values, float("-inf")), tokens, marked, rest
 
 
 @triton.jit
