@@ -4,7 +4,8 @@ An image's tokens are shared out to P programs, each of which keeps the state of
 cooperative and has at most one program a multiprocessor: either all of them run at once or the launch fails, so that
 none waits for one that cannot start.
 
-A step by itself would read all of u, to which it adds one column, and a row of the kernel. So steps go in panels:
+u is the Cholesky factor of the chosen: a row for each token, a column for each choice. A step by itself would read all
+of u, to which it adds a column, and a row of the kernel. So steps go in panels:
 
 - Every program publishes its best tokens in a few words and reads all words. Each then knows the choice, and the tokens
   that look best next. What programs wrote before an exchange, all can read after it.
