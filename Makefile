@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(STAMP)  ## answer questions about a drawn scene from 64 of 576 visual tokens
 	$(BIN)/vlprune demo
 
-test: lint  ## lint, types and tests
-	$(BIN)/pytest -n 2 --dist loadfile
+test: lint  ## lint, types and tests; what a test starts takes one thread, beside the other process's
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 # The oldest and the newest versions that pyproject.toml allows, each in an environment of its own: Python, torch, transformers
 MATRIX ?= 3.10=2.6.0=5.17.0 3.11=2.6.0=5.17.0 3.12== 3.13==
