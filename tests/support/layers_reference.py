@@ -147,10 +147,8 @@ class Machine:
     def choose(self, image, method, number, shown, at, states, columns):
         """Cut an image by the attention `shown`, whose rows and columns are `at`."""
         here, now = {column: i for i, column in enumerate(at)}, {column: i for i, column in enumerate(columns)}
-        scores = [
-            sum(float(shown[here[rater], here[column]]) for rater in image.raters) / len(image.raters)
-            for column in image.columns
-        ]
+        rows = [shown[here[rater]].tolist() for rater in image.raters]
+        scores = [sum(row[here[column]] for row in rows) / len(rows) for column in image.columns]
         own = states[[now[column] for column in image.columns]]
         kept, centres, merged = method.cut(scores, own, method.count(image, number))
         stay = [*kept, *centres]
@@ -223,7 +221,7 @@ class SparseVLM(FastV):
     def raters(self, states, image):
         shares = [0.0] * len(image.text)
         for column in image.columns:
-            logits = [float(states[column] @ states[word]) for word in image.text]
+            logits = (states[image.text] @ states[column]).tolist()
             whole = sum(math.exp(logit - max(logits)) for logit in logits)
             for i, logit in enumerate(logits):
                 shares[i] += math.exp(logit - max(logits)) / whole / len(image.columns)
@@ -249,7 +247,7 @@ def peaks(points, count):
     n, d = points.shape
     if n == 1:
         return [0], [0]
-    apart = [[math.sqrt(float((points[i] - points[j]).square().sum()) / d) for j in range(n)] for i in range(n)]
+    apart = [((point - points).square().sum(-1) / d).sqrt().tolist() for point in points]
     density = []
     for i in range(n):
         near = sorted(apart[i][j] for j in range(n) if j != i)[:5]
@@ -277,9 +275,10 @@ def answer(case, model, machine, row, method, steps):
     """The greedy answer, the logits (steps, V) that it came from, and the images."""
     found, steps_logits, images = [], [], None
     for _ in range(steps):
-        logits, _, _, images = machine.run(continued(case, model, row, found), method, grid=case.positions == ("grid",))
+        logits, _, _, images = machine.run(row, method, grid=case.positions == ("grid",))
         steps_logits.append(logits[-1])
         found.append(int(logits[-1].argmax()))
+        row = continued(case, model, row, found[-1:])
     return found, torch.stack(steps_logits), images
 
 

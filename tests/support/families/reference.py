@@ -109,7 +109,7 @@ def grow(case, model, prompt, sample, choose):
     """`prompt` with a sample behind it, and what was kept of each of the sample's images and videos."""
     prompt = prompt.copy()
     blocks = case.blocks(sample, len(prompt.ids))
-    table = model.get_input_embeddings()
+    words = model.get_input_embeddings()(torch.tensor(sample.ids))
     tokens = {kind: [] for kind in case.placeholders}  # of each kind: (visual, index, stays, vector, levels)
     chosen = []
     for visual in sample.visuals:
@@ -122,7 +122,7 @@ def grow(case, model, prompt, sample, choose):
             tokens[visual.kind].append((visual, i, i in stays, features[i], [level[i] for level in levels]))
     kinds = {token: kind for kind, token in case.placeholders.items()}
     place, in_run = prompt.after, 0
-    for token, block in zip(sample.ids, blocks):
+    for token, word, block in zip(sample.ids, words, blocks):
         if token in kinds:
             visual, i, stays, vector, levels = tokens[kinds[token]].pop(0)
             here = tuple(place + step for step in visual.tokens[i].offset) if case.positions == ("grid",) else place
@@ -132,7 +132,7 @@ def grow(case, model, prompt, sample, choose):
             elif in_run == visual.runs[0]:  # the runs of one visual are equally long
                 place, in_run = place + visual.advance, 0
         else:
-            stays, vector, levels = True, table(torch.tensor(token)), []
+            stays, vector, levels = True, word, []
             here = (place,) * 3 if case.positions == ("grid",) else place
             place += 1
         if stays:
