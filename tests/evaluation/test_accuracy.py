@@ -72,7 +72,6 @@ def check_outputs_beside_all_tokens(found):
     assert found["tables"][1]["columns"][-3:] == ["all", "mean of kinds", "relative"]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_more_budgets_and_variants_join_a_run(program, forbidden):
     words = ("eval", "--questions", 1, "--batch", 8, "--out", "run", "--keep")
     assert program(*words, 16, "--methods", "random")[0] == 0
@@ -126,7 +125,6 @@ def test_a_file_of_one_s_own_scores_as_the_same_scenes_do(program, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "untemplated"])
-@pytest.mark.usefixtures("undrawn")
 def test_another_model_on_a_file(program, tmp_path, request, kind):
     data = write_questions(tmp_path)
     words = ("--data", data, "--model", request.getfixturevalue(kind), "--keep", "4,99", "--max-new-tokens", 3)

@@ -15,8 +15,8 @@ def words(tmp_path):
     return ("study", "coverage", "--tower", tower, "--data", data, "--keep", "9,4", "--out", "run")
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_tower_and_data(program, words):
+def test_tower_and_data(program, monkeypatch, words):
+    monkeypatch.setattr("vlprune.studies.coverage.PICTURES", 1)  # each shows all methods, and takes a second
     code, out, err = program(*words)
     assert code == 0, err
     found = json.loads(Path("run/result.json").read_text())
@@ -38,7 +38,6 @@ def test_tower_and_data(program, words):
     assert json.loads(Path("run/result.json").read_text())["data"] == data
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_methods_of_ones_own(program, words):
     """With settings and presets, as in every other command."""
     spec = "script:fusion=filter,rho=0.5,divprune"

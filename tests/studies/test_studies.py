@@ -233,7 +233,6 @@ def test_refusals(program, tmp_path):
         ("tower", ["--keep", 4]),
     ],
 )
-@pytest.mark.usefixtures("undrawn")
 def test_on_another_model_and_data(program, tmp_path, checkpoint, name, words):
     data = write_questions(tmp_path)
     if get_study(name).NEEDS == "images":

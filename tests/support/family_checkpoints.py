@@ -32,7 +32,6 @@ NAMES = ["llava_next", "llava_next_video", "llava_onevision", "video_llava", "in
 NAMES += ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "vipllava"]
 CASES = {case.name: case for case in families.CASES if case.name in NAMES}
 VIDEOS = [name for name in CASES if name not in ("llava_next", "vipllava")]
-SHOWN = ("llava_next_video", "internvl", "qwen3_vl")  # pictures are drawn of: frames pooled, as images, in pairs
 
 
 def tokenizer():
@@ -113,6 +112,6 @@ if __name__ == "__main__":
         ask = ("ask", clip, QUESTION, "--model", folder / name, "--frames", 4, "--max-new-tokens", 3)
         said[name] = [
             asked(*ask, "--keep", 3, "--json"),
-            asked(*ask, "--keep", "2/frame", *(["--show", folder / f"{name}.png"] if name in SHOWN else [])),
+            asked(*ask, "--keep", "2/frame", "--show", folder / f"{name}.png"),
         ]
     print(json.dumps(said))
