@@ -181,24 +181,33 @@ def load(name, device):
     return subject, subject.prompts([TEXT_TOKENS]), subject.attaching()
 
 
+def takes_turns(subject, budgets):
+    """{title: (method, its budget)}, the whole model first, then each budget's methods; without budgets the model's."""
+    found = {}
+    for keep in budgets or [subject.keep]:
+        for title, method in replace(subject, keep=keep).methods.items():
+            title = title if method is None or len(budgets or []) < 2 else f"{title} {keep}"
+            found[title] = method, None if method is None else keep
+    return found
+
+
 def measure_model(name, args, rates):
     """Measure and print one model; returns the figures."""
     subject, inputs, options = load(name, args.device)
-    if args.keep is not None:
-        subject = replace(subject, keep=args.keep)
-    model, keep, methods = subject.model, subject.keep, subject.methods
+    model, methods = subject.model, takes_turns(subject, args.keep)
+    budgets = ", ".join(str(keep) for keep in args.keep or [subject.keep])
     floors = {"vision": 1e3 * vision_floor(model, inputs, rates)}
-    print(f"\n{name}, keep={keep}: ms, host / device; vision's floor {floors['vision']:.2f}")
-    names, rows, whole = list(dict.fromkeys(PARTS.values())), [], {}
+    print(f"\n{name}, keep={budgets}: ms, host / device; vision's floor {floors['vision']:.2f}")
+    names, rows, whole, width = list(dict.fromkeys(PARTS.values())), [], {}, max(map(len, methods))
     print(
-        f"  {'':12} {'LLM runs':8} "
+        f"  {'':{width}} {'LLM runs':8} "
         + " ".join(f"{part:>15}" for part in names)
         + "   first token  faster [of rounds]  floor of prefill"
     )
     for way in args.ways:
         calls, tokens = {title: [] for title in methods}, {}
         for _ in range(args.rounds):  # in turns: a host that slows down slows all of them
-            for title, method in methods.items():
+            for title, (method, _) in methods.items():
                 tokens[title] = inputs["input_ids"].shape[1]
                 with running(model, method, way, **options) as pruner:
                     calls[title].append(time_calls(model, inputs, args.repeats))
@@ -211,17 +220,19 @@ def measure_model(name, args, rates):
             faster = [medians(all_tokens)[1] / medians(one)[1] for all_tokens, one in zip(whole[way][1], timed)]
             told = " ".join(f"{host:7.2f}/{device:7.2f}" for host, device in parts.values())
             ratio = f"{whole[way][0] / total:.2f}x [{min(faster):.2f}, {max(faster):.2f}]"
-            print(f"  {title:12} {way:8} {told} {total:13.2f} {ratio:>19} {limit:17.2f}", flush=True)
+            print(f"  {title:{width}} {way:8} {told} {total:13.2f} {ratio:>19} {limit:17.2f}", flush=True)
             figures = {"parts": parts, "first_token": total, "faster_by_round": faster, "prefill_floor": limit}
-            rows.append({"method": title, "way": way, **figures})
-    return {"model": name, "keep": str(keep), "floors": floors, "rows": rows}
+            rows.append({"method": title, "keep": str(methods[title][1]), "way": way, **figures})
+    return {"model": name, "floors": floors, "rows": rows}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--models", nargs="+", default=LLAVAS, choices=[*PUBLISHED, "pocket", "thin"])
     parser.add_argument("--ways", nargs="+", default=["eager", "graphs"], choices=list(WAYS))
-    parser.add_argument("--keep", type=parse_keep, help="a budget in place of the model's own: 288, 288/tile, 84/frame")
+    parser.add_argument(
+        "--keep", nargs="+", type=parse_keep, help="budgets in place of the model's: 288, 84/frame, 0.5"
+    )
     parser.add_argument("--repeats", type=int, default=7, help="calls of each in a round")
     parser.add_argument("--rounds", type=int, default=3, help="in which whole and pruned models take turns")
     parser.add_argument("--device", default="cuda")

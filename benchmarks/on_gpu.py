@@ -1,8 +1,9 @@
 """What only a GPU can show, in one call: are tests, threads and long runs right there, and how fast is it?
 
     python benchmarks/on_gpu.py right --logs runs/gpu --minutes 10   # tests, threads and long runs, all at once
+    python benchmarks/on_gpu.py rest --logs runs/gpu --minutes 10    # the other tests
     python benchmarks/on_gpu.py fast --logs runs/gpu --minutes 30    # times, one after the other, with nothing beside
-    python benchmarks/on_gpu.py fast --steps selection half-next     # some of them
+    python benchmarks/on_gpu.py fast --steps selection budgets-next    # some of them
 
 Each step is a command of its own (`--list` prints them) and writes a log of its own as it goes, so that nothing is lost
 where the machine is. At the end comes a line a step, with the last lines of its log; what is not done by `--minutes` is
@@ -21,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = "tests/cuda_graphs tests/methods tests/selection tests/pruning tests/vision tests/measure"
 SOAK = "benchmarks/soak.py --device cuda"
-FIRST = "benchmarks/first_token.py --ways eager towers --models"
+BUDGETS = "benchmarks/first_token.py --ways eager --repeats 5 --keep 0.05 0.1 0.2 0.3 0.4 0.5 --models"
+FIRST = "benchmarks/first_token.py --ways graphs towers eager --models"
 BATCHES = "benchmarks/throughput.py --rounds 1 --batches 32 --limits --new 8 --models"
 LIMITS = "benchmarks/throughput.py --rounds 1 --batches --new 4 --models"
 
@@ -36,25 +38,38 @@ RIGHT = {
     "tests": f"-m pytest -p no:cacheprovider -n 5 --dist loadfile {ROOMS}",
     "races": "-m pytest -p no:cacheprovider tests/selection/fused_cases.py",
 }
+#: The tests that no other step runs: they need no GPU, and find one where they would use it.
+REST = {
+    "other-tests": "-m pytest -p no:cacheprovider -v -n 14 --dist loadfile tests --ignore tests/integrations "
+    + " ".join(f"--ignore {room}" for room in ROOMS.split()),
+}
 #: How fast: one after the other, the shortest first.
 FAST = {
     "selection": "benchmarks/selection.py --repeats 15",
-    "half-llava": f"{FIRST} llava-1.5-7b --keep 288",
-    "half-next": f"{FIRST} llava-next-7b --keep 288/tile",
-    "half-internvl": f"{FIRST} internvl3-8b --keep 128/tile",
-    "half-video": f"{FIRST} llava-video-7b --keep 84/frame --rounds 2",
+    "more-than-channels": "benchmarks/more_than_channels.py",
+    "budgets-llava": f"{BUDGETS} llava-1.5-7b",
+    "budgets-next": f"{BUDGETS} llava-next-7b",
+    "budgets-internvl": f"{BUDGETS} internvl3-8b",
+    "budgets-qwen": f"{BUDGETS} qwen2.5-vl-7b --rounds 2",
+    "budgets-onevision": f"{BUDGETS} llava-onevision-7b --rounds 2",
+    "budgets-video": f"{BUDGETS} llava-video-7b --rounds 2",
+    "first-llava": f"{FIRST} llava-1.5-7b",
+    "first-next": f"{FIRST} llava-next-7b",
+    "first-video": f"{FIRST} llava-video-7b --rounds 2",
+    "first-internvl": f"{FIRST} internvl3-8b --repeats 5",
+    "first-qwen": f"{FIRST} qwen2.5-vl-7b --repeats 4 --rounds 2",
     "decode-next": "benchmarks/throughput.py --decode --models llava-next-7b --rounds 1 --repeats 2",
     "decode-video": "benchmarks/throughput.py --decode --models llava-video-7b --rounds 1 --repeats 3",
     "batch-next": f"{BATCHES} llava-next-7b",
     "batch-qwen": f"{BATCHES} qwen2.5-vl-7b",
     "batch-internvl": f"{BATCHES} internvl3-8b",
-    "video-eager": f"{FIRST} llava-video-7b --rounds 2",
+    "limits-llava": f"{LIMITS} llava-1.5-7b",
     "limits-next": f"{LIMITS} llava-next-7b",
     "limits-qwen": f"{LIMITS} qwen2.5-vl-7b",
     "limits-internvl": f"{LIMITS} internvl3-8b",
     "growth": "benchmarks/selection.py --growth {logs}/selection-growth.json --repeats 3",
 }
-GROUPS = {"right": RIGHT, "fast": FAST}
+GROUPS = {"right": RIGHT, "rest": REST, "fast": FAST}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # without it no computed batch fits
 ENVIRONMENT = {"races": {"VLPRUNE_RACES": "200"}, **{name: EXPANDABLE for name in FAST if name.startswith("limits")}}
 SHOWN = 12  #: lines of each log at the end

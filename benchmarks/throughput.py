@@ -7,8 +7,8 @@ take turns in rounds; medians over all rounds, and their ratios. What runs out o
 
 On a GPU then the largest batch for `--limits` of memory, in eager transformers: *computed* from the peaks of torch's
 allocator at two batch sizes, by the line through them; then tried, with the allocator limited to so much (what CUDA
-takes for itself is not in it), up to 512 prompts. Beside it the number of prompts whose key-value caches fit beside the
-weights, computed from the bytes of one.
+takes for itself is not in it), up to 2,048 prompts. Beside it the number of prompts whose key-value caches fit beside
+the weights, computed from the bytes of one.
 
 `--decode` measures decoding at long contexts in place of all that: eight images a prompt, or a video of 64 frames.
 Tables in Markdown on stdout, progress on stderr, all figures in `--out`. On a CPU try
@@ -39,7 +39,7 @@ LOWER = (16, 8, 4, 2, 1)
 #: Shares of the computed batch that are tried, until one runs.
 TRIED = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)
 #: A larger computed batch is not tried: it would take minutes.
-LARGEST_TRIED = 512
+LARGEST_TRIED = 2048
 
 
 def say(text):

@@ -39,3 +39,13 @@ def test_rounds_tell_how_even_the_host_is(script):
     for row in rows[1:]:
         assert len(row["faster_by_round"]) == 3
         assert all(faster > 0 for faster in row["faster_by_round"])
+
+
+def test_budgets_are_measured_against_one_whole_model(script):
+    args = Namespace(device="cpu", keep=[16, 0.5], ways=["eager"], rounds=1, repeats=1)
+    rows = script.measure_model("thin", args, (1e10, 1e10))["rows"]
+    titles = ["all tokens", "script 16", "script_plus 16", "script 0.5", "script_plus 0.5"]
+    assert [row["method"] for row in rows] == titles
+    assert [row["keep"] for row in rows] == ["None", "16", "16", "0.5", "0.5"]
+    floors = [row["prefill_floor"] for row in rows]
+    assert floors[0] > floors[3] > floors[1] > 0

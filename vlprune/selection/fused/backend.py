@@ -17,8 +17,15 @@ from .greedy import greedy
 from .replay import replayed
 from .token_table import measure, pool
 
-MATRIX_BYTES = 1 << 29
+MATRIX_BYTES = 1 << 30
 """Bytes of kernel matrix that are held; above it, its rows are computed from the features when they are needed."""
+
+FEW_CHANNELS = 256
+"""Channels up to which products are plain float32 where more tokens are chosen than there are channels.
+
+There ε decides when nothing is left to choose by, and tensor cores, which truncate, add to it. With more channels what
+ε leaves is large enough to be chosen by, and by float64 their choices are no worse than plain float32's.
+"""
 
 
 def run(script: Callable[..., Selection], tensors: dict[str, Tensor | None], settings: dict[str, Any]) -> Selection:
@@ -59,7 +66,7 @@ class FusedBackend:
         x = self.features
         _, n, d = x.shape
         shared = ranks is not None and worth_a_matrix(x, n, ranks)
-        exact = shared and d < ranks  # type: ignore[operator]
+        exact = shared and needs_plain_float32(d, ranks)  # type: ignore[arg-type]
         matrix, parts = gram(x, self.table, weighted=shared, store=shared, graph=graph, tau=tau, exact=exact)
         side = random_sides(n, x.device)[1] if graph == "random" else parts
         split = not shared and graph != "full" and n > 1
@@ -95,7 +102,7 @@ class FusedBackend:
         x, table, among = self.features, self.table, None
         _, n, d = x.shape
         k = m if survivors is None else min(2 * m, n)
-        exact = d < k
+        exact = needs_plain_float32(d, k)
         c = 0 if candidates is None else candidates.shape[1]
         if matrix is None and c >= k and worth_a_matrix(x, c, k):  # of the candidates alone
             among, candidates = candidates, None
@@ -131,6 +138,11 @@ def plain(x: Tensor) -> Tensor:
     """Contiguous, in a dtype the kernels read; float64 becomes float32 as in the torch functions."""
     x = x.detach()
     return (x if x.dtype in (torch.float32, torch.bfloat16, torch.float16) else x.to(torch.float32)).contiguous()
+
+
+def needs_plain_float32(d: int, k: int) -> bool:
+    """Whether ε decides among k choices by d channels."""
+    return d < k and d <= FEW_CHANNELS
 
 
 def worth_a_matrix(x: Tensor, n: int, k: int) -> bool:
