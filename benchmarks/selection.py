@@ -118,13 +118,13 @@ def floor_ms(batch: int, n: int, d: int, ranks: int, rates: tuple[float, float])
     """Milliseconds that a selection takes at least, at the measured rates."""
     from exchange_latency import exchange_ms
 
-    from vlprune.selection.fused.greedy import rows_ahead, shares
+    from vlprune.selection.fused.greedy import program, shares
 
     moved = 2 * batch * n * d + 4 * batch * n * n
     passes = max(moved / rates[0], batch * n * n * d / rates[1])  # half of 2n²d: the matrix is symmetric
     _, share = shares(batch, n, torch.device("cuda", torch.cuda.current_device()))
-    P = math.ceil(n / share)
-    return 1000 * passes + math.ceil(ranks / rows_ahead(n, share)) * exchange_ms(P, warps=4 if n <= 4096 else 8)
+    _, ahead, warps = program(n, share)
+    return 1000 * passes + math.ceil(ranks / ahead) * exchange_ms(math.ceil(n / share), warps=warps)
 
 
 def measure_table(device: str, repeats: int) -> list[dict]:

@@ -240,8 +240,7 @@ def greedy(
     exact = exact or (candidates is not None and candidates.shape[1] < k)  # then there are two scales
     images, share = shares(B, n, source.device) if share is None else (B, share)
     on_demand = kernel is None
-    P, size, ahead = blocks(n, share), max(16, power(share)), rows_ahead(n, share, exact, on_demand)
-    warps = 4 if size <= 64 and ahead == 16 else 8
+    P, (size, ahead, warps) = blocks(n, share), program(n, share, exact, on_demand)
     depth = blocks(k, 64) * 64
     device = source.device
     order = torch.empty(B, k, dtype=torch.int64, device=device)
@@ -333,11 +332,14 @@ def shares(B: int, n: int, device: torch.device) -> tuple[int, int]:
     return images, max(16 if n <= 1024 else 32, blocks(n, resident // images))
 
 
-def rows_ahead(n: int, share: int, exact: bool = False, on_demand: bool = False) -> int:
-    """How many rows of n tokens are made at once: more where an image has many, unless each takes long to make."""
-    if exact or n <= 4096 or share > 256:
-        return 16
-    return 32 if on_demand or share > 128 else 64
+def program(n: int, share: int, exact: bool = False, on_demand: bool = False) -> tuple[int, int, int]:
+    """Of a program with `share` of n tokens: the tokens it has room for, the rows it makes at once, and its warps.
+
+    More rows where an image has many, unless each takes long to make.
+    """
+    size = max(16, power(share))
+    ahead = 16 if exact or n <= 4096 or share > 256 else 32 if on_demand or share > 128 else 64
+    return size, ahead, 4 if size <= 64 and ahead == 16 else 8
 
 
 @cache
