@@ -125,7 +125,7 @@ def test_no_file(tmp_path):
 
 
 def test_sound_only(tmp_path):
-    import av
+    av = pytest.importorskip("av")
 
     with av.open(str(tmp_path / "sound.mp4"), "w") as container:
         stream = container.add_stream("aac", rate=8000)
@@ -138,7 +138,7 @@ def test_sound_only(tmp_path):
 
 
 def test_no_frames(tmp_path):
-    import av
+    av = pytest.importorskip("av")
 
     with av.open(str(tmp_path / "empty.avi"), "w") as container:
         stream = container.add_stream("mpeg4", rate=10)

@@ -1,9 +1,11 @@
-"""Videos written for a test."""
+"""Videos written for a test; without PyAV, which extra `video` has, the test is skipped."""
+
+import pytest
 
 
 def write_film(path, frames, codec="libx264", every=12, rate=10, **options):
     """A video of numpy frames (height, width, 3), `rate` a second, that can be entered `every` so many frames."""
-    import av
+    av = pytest.importorskip("av")
 
     with av.open(str(path), "w", options=options) as container:
         stream = container.add_stream(codec, rate=rate)

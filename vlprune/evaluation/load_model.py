@@ -81,7 +81,10 @@ def load_model(
     import transformers
 
     with explain_load_errors("--model", name):
-        config, _ = transformers.PreTrainedConfig.get_config_dict(name)
+        try:
+            config, _ = transformers.PreTrainedConfig.get_config_dict(name)
+        except TypeError:  # 5.17 fails so on one that is no object
+            config = None
     kind = getattr(transformers, _checked_class(name, config))
     with explain_load_errors("--model", name):
         with without_panic_reports() if place.is_dir() else nullcontext():  # the bars of downloads are shown
@@ -160,7 +163,8 @@ def with_loaded_clip(loaded: LoadedModel) -> LoadedModel:
 
 def _load_processor(name: str) -> Any:
     """Load the checkpoint's processor; without torchvision, which video processors need, one for images only."""
-    from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, AutoTokenizer
+    from transformers import AutoConfig, AutoProcessor, AutoTokenizer
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor  # 5.17 hides it without torchvision
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
     from transformers.utils import is_torchvision_available
 

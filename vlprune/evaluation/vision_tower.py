@@ -83,7 +83,10 @@ def load_tower(name: str, pixels: int | None, device: str) -> VisionTower:
         model, processor, _ = pocket.load()
         tower, prepare = model.base_model.vision_tower, processor.image_processor
     else:
-        from transformers import AutoImageProcessor, AutoModel
+        from transformers import AutoModel
+        from transformers.models.auto.image_processing_auto import (
+            AutoImageProcessor,
+        )  # 5.17 hides it without torchvision
 
         announce_hub_lookup(name)
         with explain_load_errors("--tower", name):
