@@ -73,5 +73,5 @@ _functional = _module("torchvision.transforms.functional", **functions)
 _functional_v2 = _module("torchvision.transforms.v2.functional", **functions)
 _v2 = _module("torchvision.transforms.v2", functional=_functional_v2)
 _transforms = _module("torchvision.transforms", functional=_functional, v2=_v2, InterpolationMode=InterpolationMode)
-_io = _module("torchvision.io")
+_io = _module("torchvision.io", ImageReadMode=None, decode_image=None)  # 5.17 imports them and needs neither here
 _module("torchvision", transforms=_transforms, io=_io, __version__="0.28.0")
