@@ -24,7 +24,7 @@ FEW_CHANNELS = 256
 """Channels up to which products are plain float32 where more tokens are chosen than there are channels.
 
 There ε decides when nothing is left to choose by, and tensor cores, which truncate, add to it. With more channels what
-ε leaves is large enough to be chosen by, and by float64 their choices are no worse than plain float32's.
+ε leaves is large enough to be chosen by, and on the whole their choices are as near to float64's.
 """
 
 
