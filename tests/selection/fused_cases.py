@@ -472,6 +472,22 @@ def test_more_choices_than_directions(d, dtype):
             assert torch.equal(order.cpu(), selection.greedy_map_features(x.cpu(), r.cpu(), n))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_more_choices_than_many_channels(dtype, monkeypatch):
+    """Then products are of halves: the rule's choices while there are directions, and beyond them nearly all."""
+    n, d, k = (1200, 600, 900) if GPU else (36, 12, 18)
+    if not GPU:
+        monkeypatch.setattr("vlprune.selection.fused.backend.FEW_CHANNELS", 0)
+    x, q = image(n, 1, n, d, dtype)
+    with use_fused(False):
+        r = selection.relevance_scores(x, q)
+        want = selection.greedy_map_features(x, r, k)
+    order = fused.greedy_map_features(x, r, k, kind="s_prime", eps=1e-6, candidates=None)
+    assert_greedy(order[:, :d], exact_cosines(x) * r[:, :, None] * r[:, None])
+    assert len(set(order[0].tolist())) == k
+    assert len(set(order[0].tolist()) & set(want[0].tolist())) >= 0.95 * k
+
+
 @needs_gpu
 @pytest.mark.parametrize("made", ["from a matrix", "from features"])
 @pytest.mark.parametrize("stops", [False, True])

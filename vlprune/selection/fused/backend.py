@@ -20,7 +20,7 @@ from .token_table import measure, pool
 MATRIX_BYTES = 1 << 30
 """Bytes of kernel matrix that are held; above it, its rows are computed from the features when they are needed."""
 
-FEW_CHANNELS = 256
+FEW_CHANNELS = 512
 """Channels up to which products are plain float32 where more tokens are chosen than there are channels.
 
 There ε decides when nothing is left to choose by, and tensor cores, which truncate, add to it. With more channels what
