@@ -18,7 +18,7 @@ test: lint  ## lint, types and tests; what a test starts takes one thread, besid
 
 # The oldest and the newest versions that pyproject.toml allows, each in an environment of its own: Python, torch, transformers
 MATRIX ?= 3.10=2.6.0=5.17.0 3.11=2.6.0=5.17.0 3.12== 3.13==
-CORE := tests/selection tests/methods tests/models tests/pruning tests/vision tests/cuda_graphs tests/test_budget.py
+CORE := tests/selection tests/methods tests/models tests/pruning tests/vision tests/cuda_graphs tests/evaluation tests/cli tests/measure tests/media tests/test_budget.py
 test-matrix: $(STAMP)  ## the core tests on the oldest and newest torch and transformers, on Python 3.10 to 3.13
 	@set -e; for cell in $(MATRIX); do \
 	  python=$${cell%%=*}; versions=$${cell#*=}; torch=$${versions%%=*}; transformers=$${versions#*=}; place=.venv-matrix/$$python-$${torch:-new}; \

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-from collections import OrderedDict
 
 import pytest
 import torch
@@ -13,21 +12,19 @@ pytest.importorskip("triton")
 
 from tests.support import selection_reference as reference
 from tests.support.interpreter import launch_in_turns, look_once
+from tests.support.selection_judge import DEVICE, ROUNDING, assert_greedy, assert_redundancy, exact_cosines, image
 from vlprune import selection
 from vlprune.selection import fused, fusion, graph, use_fused
-from vlprune.selection.fused import ranks, replay
+from vlprune.selection.fused import ranks
 from vlprune.selection.fused.device_errors import fault_word
 from vlprune.selection.fused.greedy import greedy
 from vlprune.selection.fused.token_table import measure
 from vlprune.selection.numerics import TIE
 
 GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
 RUNS = int(os.environ.get("VLPRUNE_RACES", "10"))  # more, to look for races in earnest
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 RULES = ["released", "supplement", "filter"]
-ROUNDING = TIE
-"""How far float32 may be off, in a cosine or in v² on a scale where 1 is large: ties within it go either way."""
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 # images, tokens, channels, kept: odd, all of them, one, many images, and on a GPU those of LLaVA 1.5, NeXT and a video
 SHAPES = [(2, 33, 24, 9), (1, 17, 8, 17), (1, 24, 9, 9), (2, 1, 5, 1)]
@@ -44,12 +41,6 @@ def nothing_is_left_unsaid():
     fused.check()
 
 
-def image(seed, B, n, d, dtype=torch.float32):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(B, n, d, generator=g) + 0.5 * torch.randn(B, 1, d, generator=g)
-    return x.to(DEVICE, dtype), torch.randn(B, 5, d, generator=g).to(DEVICE, dtype)
-
-
 def fused_script(x, q, m, **settings):
     """`select_script` by the fused kernels, on a CPU too."""
     with pytest.MonkeyPatch.context() as patch:
@@ -61,71 +52,6 @@ def script(x, q, m, rule, **settings):
     got = fused_script(x, q, m, fusion=rule, **settings)
     with use_fused(False):
         return got, selection.select_script(x, q, m, fusion=rule, **settings)
-
-
-def exact_cosines(x):
-    unit = torch.nn.functional.normalize(x.double(), dim=-1)
-    return unit @ unit.mT
-
-
-def assert_redundancy(scores, x, *, tau=0.3, gamma=5.0, graph="bipartite"):
-    """Each score is that of the exact cosines; edges on the threshold, to within rounding, may count or not."""
-    n = x.shape[1]
-    side = torch.arange(n, device=DEVICE) % 2
-    if graph == "random":
-        side[torch.randperm(n, generator=torch.Generator().manual_seed(0)).to(DEVICE)] = (
-            torch.arange(n, device=DEVICE) >= n - n // 2
-        ).long()
-    meet = side[:, None] != side if graph != "full" else ~torch.eye(n, dtype=torch.bool, device=DEVICE)
-    for got, y in zip(scores, x):
-        cosine = torch.where(meet, exact_cosines(y), 0.0)
-        edge = meet & (cosine >= tau - TIE + ROUNDING)
-        open_ones = (meet & ((cosine - (tau - TIE)).abs() < ROUNDING)).sum(1)
-        degree, total, every = edge.sum(1), (cosine * edge).sum(1), cosine.sum(1) / meet.sum(1).clamp(min=1)
-        fits = torch.zeros(n, dtype=torch.bool, device=DEVICE)
-        for more in range(int(open_ones.max()) + 1):
-            d = degree + more
-            dense = d * torch.exp(gamma * ((total + more * (tau - TIE)) / d.clamp(min=1) - tau))
-            want = torch.where(d > 0, dense, every)
-            fits |= (more <= open_ones) & ((got - want).abs() <= 2e-6 + 1e-5 * want.abs())
-        assert fits.all(), (~fits).nonzero()[:5]
-
-
-def assert_greedy(order, kernel, candidates=None, eps=1e-6, gains=None):
-    """Every choice is the rule's, judged by exact v² after the choices before it: to within rounding of each border.
-
-    `gains` (B, k), if given, are these v², and 0 where it is spent, or where the order is −1: none was chosen there.
-    """
-    (B, k), (n, L) = order.shape, (kernel.shape[1], kernel.double())
-    stopped = order < 0
-    assert all(len(set(row)) == k for row in order.where(~stopped, -1 - torch.arange(k, device=DEVICE)).tolist())
-    assert gains is None or not gains[stopped].any()
-    image, index = torch.arange(B, device=DEVICE), torch.arange(n, device=DEVICE)
-    v2 = L.diagonal(dim1=1, dim2=2).clone()
-    if candidates is not None:
-        v2 = torch.full_like(v2, -torch.inf).scatter(1, candidates, v2.gather(1, candidates))
-    spare, scale, u = v2.clone(), v2.amax(1, keepdim=True), L.new_zeros(B, k, n)
-    slack, floor = ROUNDING * scale, (TIE + 8 * eps) * scale
-    good = []
-    for t, j in enumerate(order.clamp(min=0).T):
-        best = v2.amax(1, keepdim=True)
-        right = []
-        for value in (v2, spare):  # the choice reaches the border, and no token before it clearly does
-            least = value.amax(1, keepdim=True) - TIE * scale
-            earlier = (index < j[:, None]) & (value >= least + slack)
-            right.append((value[image, j][:, None] >= least - slack) & ~earlier.any(1, keepdim=True))
-        good.append((right[0] & (best > floor - slack)) | (right[1] & (best < floor + slack)) | stopped[:, t, None])
-        if gains is not None:
-            added, spent = gains[:, t, None].double(), gains[:, t, None] == 0
-            value = torch.where(spent, best < floor + slack, (added - v2[image, j][:, None]).abs() <= slack)
-            good.append(value | stopped[:, t, None])
-        row = L[image, j] - torch.einsum("bt,btn->bn", u[image, :t, j], u[:, :t])
-        e = row / torch.sqrt(v2[image, j][:, None].clamp(min=0) + eps * scale)
-        u[:, t] = torch.where(best > floor, e, 0.0)
-        v2 = v2 - u[:, t] ** 2
-        v2[image, j] = spare[image, j] = -torch.inf
-    good = torch.cat(good, 1)
-    assert good.all(), (~good).nonzero()[:5]
 
 
 def assert_same(got, want, x, m, rule, kernel="s_prime", rho=0.5, graph_kind="bipartite"):
@@ -355,102 +281,6 @@ def test_faults_are_told_by_the_next_call_and_by_check():
             torch.cuda.synchronize()
         with pytest.raises(ValueError, match=words):
             fused.graph_scores(x, tau=0.3, gamma=5.0, graph="full")
-
-
-@needs_gpu
-def test_public_functions_are_dispatched_and_never_wait():
-    x, q = image(9, 3, 200, 64, torch.bfloat16)
-    for _ in range(3):  # compile, record, replay
-        selection.select_script(x, q, 20)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        results = [
-            *(selection.select_script(x, q, 20, fusion=rule).kept for rule in RULES),
-            selection.select_script(x, q, 150).kept,
-            selection.farthest_points(x, 20),
-        ]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    with use_fused(False):
-        for rule, kept in zip(RULES, results):
-            assert torch.equal(kept, selection.select_script(x, q, 20, fusion=rule).kept)
-
-
-@needs_gpu
-def test_a_recording_answers_for_its_own_inputs():
-    replay._kinds.clear()
-    inputs = [image(seed, 2, 100, 64, torch.bfloat16) for seed in range(4)]
-    with torch.inference_mode():
-        results = [selection.select_script(x, q, 12) for x, q in inputs]
-    results += [selection.select_script(x, q, 12) for x, q in inputs]
-    with use_fused(False):
-        for (x, q), result in zip(inputs * 2, results):
-            want = selection.select_script(x, q, 12)
-            assert torch.equal(result.kept, want.kept)
-            assert torch.equal(result.relevance, want.relevance)
-            assert torch.equal(result.order < 0, want.order < 0)  # each image stops where it would alone
-
-
-@needs_gpu
-def test_recorded_graph_weights_answer_for_their_own_inputs():
-    inputs = [image(seed, 2, 99, 64, torch.bfloat16)[0] for seed in range(4)]
-    first, second = ([selection.graph_weights(x, grid=(9, 11)) for x in inputs] for _ in range(2))  # the first records
-    with use_fused(False):
-        wanted = [selection.graph_weights(x, grid=(9, 11)) for x in inputs]
-    for found, again, want in zip(first, second, wanted):
-        assert torch.equal(found, again)
-        assert torch.allclose(found, want, rtol=1e-4)
-    assert not torch.equal(first[1], first[2])
-
-
-def test_the_recordings_used_longest_ago_are_forgotten():
-    kinds = OrderedDict((i, replay.Kind(1)) for i in range(replay.KEPT + 3))
-    replay._forget_old(kinds)
-    assert list(kinds) == list(range(3, replay.KEPT + 3))
-    kinds = OrderedDict((i, replay.Kind(replay.HELD // 4)) for i in range(6))
-    kinds.move_to_end(0)
-    replay._forget_old(kinds)
-    assert list(kinds) == [3, 4, 5, 0]
-
-
-@needs_gpu
-def test_inputs_that_stay_where_they_are_are_read_in_place():
-    replay._kinds.clear()
-    x, r = image(0, 2, 100, 64, torch.bfloat16)[0], torch.rand(2, 100, device=DEVICE)
-    copies = []
-    for seed in range(replay.STEADY + 4):
-        x.copy_(image(seed, 2, 100, 64, torch.bfloat16)[0])
-        got = selection.select_script(x, None, 12, relevance=r)
-        assert torch.equal(got.relevance, r)
-        copies.append(r.clone())  # never twice at one address
-        elsewhere = selection.select_script(x, None, 12, tau=0.31, relevance=copies[-1])
-        with use_fused(False):
-            assert torch.equal(got.kept, selection.select_script(x, None, 12, relevance=r).kept)
-            assert torch.equal(elsewhere.kept, selection.select_script(x, None, 12, tau=0.31, relevance=r).kept)
-    assert [kind.in_place is not None for kind in replay._kinds.values()] == [True, False]
-    turned = x.mT.contiguous().mT  # the same numbers, not contiguous
-    for _ in range(replay.STEADY + 3):
-        assert torch.equal(selection.select_script(turned, None, 12, relevance=r).kept, got.kept)
-
-
-@needs_gpu
-@pytest.mark.parametrize("shape", [(1, 576, 256, 64), (1, 3000, 64, 40)])
-def test_in_a_graph_of_the_callers(shape):
-    B, n, d, m = shape
-    x, q = image(1, B, n, d, torch.bfloat16)
-    for _ in range(2):
-        selection.select_script(x, q, m)
-    torch.cuda.synchronize()
-    recorded = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recorded):
-        kept = selection.select_script(x, q, m).kept
-    for seed in (1, 2):
-        y, p = image(seed, B, n, d, torch.bfloat16)
-        x.copy_(y)
-        q.copy_(p)
-        recorded.replay()
-        assert torch.equal(kept, selection.select_script(y, p, m).kept)
 
 
 @pytest.mark.parametrize("d", [5, 26, 64] if GPU else [5])

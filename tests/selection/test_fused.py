@@ -1,8 +1,8 @@
 """The fused kernels: where they are used, and that they choose what the torch functions choose.
 
-The cases are in `fused_cases.py` and `ahead_cases.py`. On a GPU they run as they are. Without one they run in Triton's
-interpreter, on small shapes, in a process of their own: the interpreter has to be switched on before Triton is first
-imported.
+The cases are in `fused_cases.py`, `ahead_cases.py` and `replay_cases.py`. On a GPU they run as they are. Without one
+they run in Triton's interpreter, on small shapes, in a process of their own: the interpreter has to be switched on
+before Triton is first imported.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ import torch
 from tests.support.versions import needs_interpreter
 from vlprune.selection import dispatch, select_script, use_fused
 
-CASES = [Path(__file__).with_name(name) for name in ("fused_cases.py", "ahead_cases.py")]
+CASES = [Path(__file__).with_name(name) for name in ("fused_cases.py", "ahead_cases.py", "replay_cases.py")]
 
 
 @needs_interpreter

@@ -28,6 +28,11 @@ needs_interpreted_loops = pytest.mark.skipif(
     reason="Triton 3.2's interpreter turns arrays of one number into integers, which NumPy 2.4 refuses",
 )
 
+needs_even_frames = pytest.mark.skipif(
+    Version(version("transformers")).release < (5, 18),
+    reason="transformers 5.17 takes steps of a whole number of frames, and none of a video's end",
+)
+
 needs_newer_matplotlib = pytest.mark.skipif(
     Version(version("matplotlib")).release < (3, 11), reason="matplotlib 3.10 lays the same picture out otherwise"
 )
