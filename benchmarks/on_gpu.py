@@ -3,7 +3,7 @@
     python benchmarks/on_gpu.py right --logs runs/gpu --minutes 10   # tests, threads and long runs, all at once
     python benchmarks/on_gpu.py rest --logs runs/gpu --minutes 10    # the other tests
     python benchmarks/on_gpu.py fast --logs runs/gpu --minutes 30    # times, one after the other, with nothing beside
-    python benchmarks/on_gpu.py fast --steps selection budgets-next    # some of them
+    python benchmarks/on_gpu.py fast --steps selection budgets-next  # some of them
 
 Each step is a command of its own (`--list` prints them) and writes a log of its own as it goes, so that nothing is lost
 where the machine is. At the end comes a line a step, with the last lines of its log; what is not done by `--minutes` is
@@ -60,6 +60,10 @@ FAST = {
     "first-qwen": f"{FIRST} qwen2.5-vl-7b --repeats 4 --rounds 2",
     "decode-next": "benchmarks/throughput.py --decode --models llava-next-7b --rounds 1 --repeats 2",
     "decode-video": "benchmarks/throughput.py --decode --models llava-video-7b --rounds 1 --repeats 3",
+    "prefill": "benchmarks/prefill.py --repeats 6",
+    "paper": "-m vlprune bench --paper llava-next-7b --repeats 5 --new 9",
+    "paper-graphs": "-m vlprune bench --paper llava-next-7b --repeats 5 --new 9 --cuda-graphs",
+    "batch-llava": f"{BATCHES} llava-1.5-7b",
     "batch-next": f"{BATCHES} llava-next-7b",
     "batch-qwen": f"{BATCHES} qwen2.5-vl-7b",
     "batch-internvl": f"{BATCHES} internvl3-8b",
@@ -68,6 +72,7 @@ FAST = {
     "limits-qwen": f"{LIMITS} qwen2.5-vl-7b",
     "limits-internvl": f"{LIMITS} internvl3-8b",
     "growth": "benchmarks/selection.py --growth {logs}/selection-growth.json --repeats 3",
+    "prefill-growth": "benchmarks/growth.py {logs}/prefill-growth.json",
 }
 GROUPS = {"right": RIGHT, "rest": REST, "fast": FAST}
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # without it no computed batch fits
