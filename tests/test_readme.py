@@ -274,3 +274,14 @@ def test_figures_are_those_of_the_tables():
         assert token[i] == [f"{found:.1f}" for found in first]
         eager, graphs = map(times, row_of("performance.md", f"{next_7b} | FLOPs, T: here, *paper*", title)[2:4])
         assert prefill[i] == [f"{graphs:.1f}", f"{eager:.1f}"]
+
+
+def test_performance_at_a_glance_is_what_its_tables_say():
+    """Each pair of times or rates of docs/performance.md's first table, and how much faster, stands in a later one."""
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    _, first, later = page.partition("**At a glance**")[2].split("\n\n", 2)
+    pairs = re.findall(r"([\d.]+) → ([\d.]+) \(\**([\d.]+×)\**\)", first)
+    assert len(pairs) >= 20
+    cells = {cell.strip() for line in later.splitlines() if line.startswith("|") for cell in line.split("|")}
+    for whole, pruned, faster in pairs:
+        assert {whole, f"{pruned} ({faster})"} <= cells
