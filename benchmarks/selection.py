@@ -169,11 +169,11 @@ def measure_row(
             row["extra_mb"] = extra_mb(script_call(x, r, k, rule, tau=0.31))
             row["fused_ms"] = median_ms(run, device, repeats, warm=8)  # by then a small one is replayed in place
     with use_fused(True):
-        kept = run().tolist()
-        row["choices"] = int((select_script(x, None, k, relevance=r, fusion=rule).order >= 0).sum(1).max())
+        chosen = select_script(x, None, k, relevance=r, fusion=rule)
+    row["choices"] = int((chosen.order >= 0).sum(1).max())
     if device == "cuda":
         row["floor_ms"] = floor_ms(batch, n, d, row["choices"], rates)
-    row["same"] = sum(len(set(a) & set(b)) for a, b in zip(kept, right.tolist())) / right.numel()
+    row["same"] = sum(len(set(a) & set(b)) for a, b in zip(chosen.kept.tolist(), right.tolist())) / right.numel()
     return row
 
 

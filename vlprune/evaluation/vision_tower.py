@@ -84,9 +84,9 @@ def load_tower(name: str, pixels: int | None, device: str) -> VisionTower:
         tower, prepare = model.base_model.vision_tower, processor.image_processor
     else:
         from transformers import AutoModel
-        from transformers.models.auto.image_processing_auto import (
-            AutoImageProcessor,
-        )  # 5.17 hides it without torchvision
+
+        # 5.17 hides it elsewhere without torchvision
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
         announce_hub_lookup(name)
         with explain_load_errors("--tower", name):
