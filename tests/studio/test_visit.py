@@ -196,6 +196,14 @@ def test_code_for_a_video_is_python():
     assert "read_clip('video.mp4', 16)" in code
 
 
+def test_code_puts_the_pocket_model_where_it_was_asked():
+    """The test above runs it on the machine's own device."""
+    on_gpu = python_code("pocket", "image.png", "what?", Script(keep=8), device="cuda")
+    assert '\nmodel, clip = model.to("cuda"), clip.to("cuda")\nwith attach(' in on_gpu
+    compile(on_gpu, "code", "exec")
+    assert ".to(" not in python_code("pocket", "image.png", "what?", Script(keep=8))
+
+
 def test_code_for_other_models_is_python():
     code = python_code("some/model", "image.png", 'what\'s "it"?', Script(8) + FastV(keep=4))
     compile(code, "code", "exec")

@@ -41,6 +41,7 @@ print(loaded.processor.batch_decode(new, skip_special_tokens=True)[0].strip())
 print([record.kept.tolist() for record in pruner.records])
 """
 LOAD_POCKET = "model, processor, clip = pocket.load()"
+MOVE_POCKET = '\nmodel, clip = model.to("{device}"), clip.to("{device}")'
 LOAD_HUB = """\
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -77,9 +78,18 @@ def _names(value: Any) -> set[str]:
 
 
 def python_code(
-    model: str, image: str, question: str, method: Method, *, encoder: str | None = None, length: int = 64
+    model: str,
+    image: str,
+    question: str,
+    method: Method,
+    *,
+    encoder: str | None = None,
+    length: int = 64,
+    device: str = "cpu",
 ) -> str:
     """A program that asks the same question about the same image, and prints the answer and the kept tokens.
+
+    The pocket model goes to `device`, for tokens that are nearly tied may be chosen otherwise on another.
 
     >>> from vlprune import Script
     >>> print(python_code("pocket", "image.png", "what color is the star?", Script(keep=16)))
@@ -92,12 +102,15 @@ def python_code(
     <BLANKLINE>
     """
     own = model == "pocket"
+    load = LOAD_POCKET if own else LOAD_HUB.format(model=model)
+    if own and device != "cpu":
+        load += MOVE_POCKET.format(device=device)
     names = sorted(
         _names(method) | {"attach"} | ({"pocket"} if own else set()), key=lambda name: (name.islower(), name)
     )
     return ASK_MANY.format(
         names=", ".join(names),
-        load=LOAD_POCKET if own else LOAD_HUB.format(model=model),
+        load=load,
         method=method_code(method),
         encoder=_encoder_code(model, encoder),
         image=image,

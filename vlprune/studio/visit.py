@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from vlprune.devices import input_device
 from vlprune.errors import UserError
 from vlprune.evaluation.compare import MethodResult
 from vlprune.evaluation.load_model import LoadedModel
@@ -171,8 +172,11 @@ class Visit:
         shown = "video.mp4" if video else "image.png"
         templated = bool(getattr(self.session.loaded.processor, "chat_template", None))
         short = templated and not video and name != "photo"  # which only `load_model` knows by its name
-        make = python_code if short else long_python_code
-        code = make(name, shown, asked.question, method, encoder=self._encoder)
+        if short:
+            device = input_device(self.session.loaded.model).type
+            code = python_code(name, shown, asked.question, method, encoder=self._encoder, device=device)
+        else:
+            code = long_python_code(name, shown, asked.question, method, encoder=self._encoder)
         return code, command_line(name, shown, asked.question, asked.method, asked.budget, encoder=self._encoder)
 
     def files(self, folder: Path) -> list[Path]:
