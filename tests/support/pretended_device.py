@@ -68,8 +68,12 @@ class Device(TorchDispatchMode):
             made = make(data, **options)
             return made if device is None else made.to(device)
 
+        def new_tensor(self, data, *, dtype=None, device=None):
+            return tensor(data, dtype=dtype or self.dtype, device=device or self.device)
+
         self._patches = [
             patch.object(torch, "tensor", tensor),
+            patch.object(torch.Tensor, "new_tensor", new_tensor),
             patch.object(torch.Tensor, "pin_memory", lambda values: values),  # which only a real device can
         ]
         for one in self._patches:

@@ -5,8 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import tiny_llava as tiny
 from tests.support.merging_reference import merged_states
-from tests.vision.conftest import pixels
+from tests.support.pretended_device import Device, moved
+from tests.vision.conftest import TOWERS, pixels
 from vlprune import UnsupportedModel
 from vlprune.vision import CheaperTower
 from vlprune.vision.merging import MergedTokens, merges_by_layer
@@ -32,6 +34,15 @@ def test_as_many_states_as_said_are_different(model, tower, leading, device):
     counts = [len(states[0].unique(dim=0)) for states in found.hidden_states]
     assert counts == [36 + leading - merged for merged in (0, 6, 12, 18)]
     assert len(found.hidden_states[-1][0, :leading].unique(dim=0)) == leading
+
+
+def test_no_layer_waits_for_the_device(kind):
+    """A number copied to the device in each layer made a tower take a sixth longer."""
+    model = moved(tiny.llava(vision=TOWERS[kind][0], strategy="full" if kind == "siglip" else "default"))
+    images = moved({"pixel_values": pixels(2)})["pixel_values"]
+    with CheaperTower(model, merge=0.5), Device() as device:
+        model.model.vision_tower(images)
+    assert [line for _, line in device.waits if "match" in line or "merg" in line] == []
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

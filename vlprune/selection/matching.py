@@ -29,7 +29,7 @@ def match_tokens(keys: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     with exact_float32(keys.device):
         unit, _ = unit_vectors(keys.to(torch.float32))
         cosine = unit[:, ::2] @ unit[:, 1::2].mT
-        best = first_best(cosine.flatten(0, 1), cosine.new_tensor(TIE)).view(B, -1)
+        best = first_best(cosine.flatten(0, 1), cosine.new_full((), TIE)).view(B, -1)
         pairs = best_first(cosine.gather(2, best[:, :, None])[:, :, 0])[:, :count]
         go, target = 2 * pairs, 2 * best.gather(1, pairs) + 1
         going = torch.zeros(B, n, dtype=torch.int64, device=keys.device).scatter_(1, go, 1)

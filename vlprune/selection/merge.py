@@ -33,7 +33,7 @@ def assign(features: Tensor, targets: Tensor) -> Tensor:
         unit, length = unit_vectors(x)
         require(finite("features", x, "B n d", length), _within("targets", targets, 0, n - 1))
         cosine = unit @ take(unit, targets).mT
-        return first_best(cosine.flatten(0, 1), cosine.new_tensor(TIE)).view(B, n)
+        return first_best(cosine.flatten(0, 1), cosine.new_full((), TIE)).view(B, n)
 
 
 def group_means(features: Tensor, groups: Tensor, count: int) -> Tensor:
