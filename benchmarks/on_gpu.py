@@ -47,7 +47,9 @@ REST = {
 FAST = {
     "selection": "benchmarks/selection.py --repeats 15",
     "more-than-channels": "benchmarks/more_than_channels.py",
-    "budgets-llava": f"{BUDGETS} llava-1.5-7b --repeats 1 --rounds 15",  # whose time is the host's, which is uneven
+    "tower": "benchmarks/tower.py --towers siglip-so400m-384 clip-l-336 --images 1 8 64 --merge 0.25 0.5 0.75 "
+    "--repeats 9",
+    "budgets-llava": f"{BUDGETS} llava-1.5-7b --ways eager towers graphs --repeats 2 --rounds 5",  # its host is uneven
     "budgets-next": f"{BUDGETS} llava-next-7b",
     "budgets-internvl": f"{BUDGETS} internvl3-8b",
     "budgets-qwen": f"{BUDGETS} qwen2.5-vl-7b --rounds 2",
