@@ -88,15 +88,19 @@ class MergedTokens:
         wide = torch.promote_types(states.dtype, torch.float32)
         sizes, going = self.sizes.gather(1, stay).to(wide), self.sizes.gather(1, go).to(wide)
         self.sizes = sizes.scatter_add(1, into, going)  # whole numbers: exact in any order
-        # of states a product, not index_add: on a GPU that would add in a different order each time
-        goes = torch.arange(stay.shape[1], device=into.device)[:, None] == into[:, None]
-        own, others = sizes / self.sizes, goes * going[:, None] / self.sizes[:, :, None]  # shares of a merged token
-        merged = torch.baddbmm(_take(states, stay) * own[:, :, None], others, _take(states, go).to(wide))
+        # Only tokens that others merge into change. Where several merge into one it has a row for each of them, all
+        # alike: of states a product, not index_add, which on a GPU would add in a different order each time.
+        kept = _take(states, stay)
+        own = _take(kept, into).to(wide) * sizes.gather(1, into)[:, :, None]
+        alike = (into[:, :, None] == into[:, None, :]).to(wide)
+        total = torch.baddbmm(own, alike, _take(states, go).to(wide) * going[:, :, None])
+        merged = (total / self.sizes.gather(1, into)[:, :, None].to(wide)).to(states.dtype)
+        kept.scatter_(1, into[:, :, None].expand_as(merged), merged)
         renumbered = torch.empty_like(self.places)
         renumbered.scatter_(1, stay, torch.arange(stay.shape[1], device=stay.device).expand_as(stay))
         renumbered.scatter_(1, go, into)
         self.places, self.tokens = self.places.gather(1, stay), renumbered.gather(1, self.tokens)
-        return merged.to(states.dtype)
+        return kept
 
 
 def merging_forwards(tower: Any, merge: float, leading: int) -> list[tuple[Any, Callable[..., Tensor]]]:

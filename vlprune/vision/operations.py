@@ -17,7 +17,7 @@ def tower_operations(tower: Any, merge: float = 0.0) -> int:
     >>> sizes = {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 384, "num_hidden_layers": 6}
     >>> tower = CLIPVisionModel(CLIPVisionConfig(image_size=336, patch_size=14, **sizes))
     >>> round(tower_operations(tower, merge=0.5) / tower_operations(tower), 3)
-    0.713
+    0.7
     """
     config, layers, leading = tower.config, find_layers(tower), leading_tokens(tower)
     patches = (config.image_size // config.patch_size) ** 2
@@ -28,7 +28,7 @@ def tower_operations(tower: Any, merge: float = 0.0) -> int:
         total += (_weights(layer) - mlp) * tokens + 2 * tokens * tokens * width
         if count:
             matching = (patches // 2) * (patches - patches // 2) * (width // config.num_attention_heads)
-            total += matching + count * (tokens - count) * width
+            total += matching + count * count * width
         patches -= count
         total += mlp * (leading + patches)
     return total
