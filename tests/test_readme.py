@@ -182,8 +182,10 @@ def test_the_oldest_python_that_is_promised():
             if pin.specifier.contains(found.version):
                 seen += 1
                 assert oldest in SpecifierSet(found.metadata["Requires-Python"] or ""), pin
-    if seen < 8:
-        pytest.skip("installed here is little of what make installs")
+    here = [pin.specifier for pin in map(Requirement, pins) if pin.name == "transformers"]  # one for each Python
+    if not any(pin.contains(metadata.version("transformers")) for pin in here):
+        pytest.skip("this is not the environment that make installs")
+    assert seen >= 8
 
 
 def test_all_pythons_that_are_promised_are_tested():

@@ -94,7 +94,7 @@ class MergedTokens:
         own = _take(kept, into).to(wide) * sizes.gather(1, into)[:, :, None]
         alike = (into[:, :, None] == into[:, None, :]).to(wide)
         total = torch.baddbmm(own, alike, _take(states, go).to(wide) * going[:, :, None])
-        merged = (total / self.sizes.gather(1, into)[:, :, None].to(wide)).to(states.dtype)
+        merged = (total / self.sizes.gather(1, into)[:, :, None]).to(states.dtype)
         kept.scatter_(1, into[:, :, None].expand_as(merged), merged)
         renumbered = torch.empty_like(self.places)
         renumbered.scatter_(1, stay, torch.arange(stay.shape[1], device=stay.device).expand_as(stay))
